@@ -1,0 +1,61 @@
+package cache
+
+import (
+	"context"
+	"time"
+)
+
+// do runs fn, which talks to node n, and returns its error classified. It
+// returns when fn does, when ctx ends, or after RedisTimeout, whichever is
+// first; fn is then still at work until the client's own timeouts end it, on a
+// context that has ended. What fn returns late is lost: give fn its own means
+// where that matters.
+func (s *Redis) do(ctx context.Context, n *node, op string, fn func(context.Context) error) error {
+	if !n.breaker.allow() {
+		return errBreakerOpen
+	}
+	err := s.bounded(ctx, n, op, fn)
+	switch {
+	case err == nil:
+		n.breaker.succeeded()
+	case tripsBreaker(err):
+		n.breaker.failed(err)
+	}
+	return err
+}
+
+// bounded is do without the breaker.
+func (s *Redis) bounded(ctx context.Context, n *node, op string, fn func(context.Context) error) error {
+	if err := ended(ctx); err != nil {
+		return err
+	}
+	timer := time.NewTimer(s.opts.RedisTimeout)
+	defer timer.Stop()
+	select {
+	case n.slots <- struct{}{}:
+	case <-timer.C:
+		return errBusy
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+	// The call's values (for tracing hooks) are the caller's, its end is ours: a
+	// client that is waiting for a reply doesn't heed a cancellation anyway.
+	callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.RedisTimeout)
+	done := make(chan error, 1)
+	if !s.spawnCall(func() {
+		defer func() { <-n.slots; cancel() }()
+		done <- fn(callCtx)
+	}) {
+		<-n.slots
+		cancel()
+		return ErrClosed
+	}
+	select {
+	case err := <-done:
+		return classify(op, err)
+	case <-timer.C:
+		return errTimeout
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+}

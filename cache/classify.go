@@ -1,0 +1,66 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// classify sorts what the Redis client returned for op into a miss (nil),
+// ErrRefused or ErrUnavailable. The caller's own context has been looked at
+// before.
+func classify(op string, err error) error {
+	switch {
+	case err == nil, errors.Is(err, redis.Nil):
+		return nil
+	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrRefused), errors.Is(err, ErrClosed):
+		return err
+	}
+	var reply redis.Error
+	if errors.As(err, &reply) && !passing(reply) {
+		return fmt.Errorf("%w: %s: %w", ErrRefused, op, err)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrUnavailable, op, err)
+}
+
+// passing reports whether an error reply tells of a state that ends by itself:
+// the server is starting, failing over, or resharding.
+func passing(err error) bool {
+	if redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
+		redis.IsReadOnlyError(err) || redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) ||
+		redis.IsNoReplicasError(err) {
+		return true
+	}
+	for _, prefix := range []string{"MOVED ", "ASK ", "BUSY ", "UNKILLABLE "} {
+		if strings.HasPrefix(err.Error(), prefix) {
+			return true
+		}
+	}
+	// In a script an error reply is wrapped in one of the script's own.
+	return strings.Contains(err.Error(), "-READONLY ")
+}
+
+// tripsBreaker reports whether a classified error says that the node is away.
+// A refusal is an answer, TRYAGAIN ends with the slot's migration, and the
+// caller's own context says nothing about Redis.
+func tripsBreaker(err error) bool {
+	return errors.Is(err, ErrUnavailable) && !redis.IsTryAgainError(err) &&
+		!errors.Is(err, errBreakerOpen) && !errors.Is(err, errBusy)
+}
+
+var (
+	errBreakerOpen = fmt.Errorf("%w: the breaker is open", ErrUnavailable)
+	errBusy        = fmt.Errorf("%w: too many calls are under way (Options.MaxInFlight)", ErrUnavailable)
+	errTimeout     = fmt.Errorf("%w: no answer in time (Options.RedisTimeout)", ErrUnavailable)
+)
+
+// ended is the error of a context that is over, or nil.
+func ended(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}

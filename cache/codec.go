@@ -1,0 +1,127 @@
+package cache
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+)
+
+// A Codec turns values into payload bytes and back. Implementations are safe
+// for concurrent use.
+type Codec interface {
+	// ID stands in the header of every entry and names the codec to whoever reads
+	// it. 0 to 127 belong to this module; take 128 or above for your own.
+	ID() byte
+	// Marshal encodes v. The bytes belong to the caller.
+	Marshal(v any) ([]byte, error)
+	// Unmarshal decodes data into v, which is a non-nil pointer. data may be
+	// retained but not changed.
+	Unmarshal(data []byte, v any) error
+}
+
+// The codecs of this module, as they stand in an entry's header.
+const (
+	rawID     = 0
+	msgPackID = 1
+	jsonID    = 2
+)
+
+// CodecFor returns the codec for values of type V where the user names none:
+// [Raw] for []byte, string and types made from them, else [MsgPack].
+func CodecFor[V any]() Codec {
+	if isRaw(reflect.TypeFor[V]()) {
+		return Raw{}
+	}
+	return MsgPack{}
+}
+
+// Raw stores []byte and string as they are, and types made from them; any other
+// type is an error. A nil []byte comes back empty and not nil.
+type Raw struct{}
+
+// ID implements [Codec].
+func (Raw) ID() byte { return rawID }
+
+// Marshal implements [Codec].
+func (Raw) Marshal(v any) ([]byte, error) {
+	switch v := v.(type) {
+	case []byte:
+		return bytes.Clone(v), nil
+	case string:
+		return []byte(v), nil
+	}
+	rv := reflect.ValueOf(v)
+	if !rv.IsValid() || !isRaw(rv.Type()) {
+		return nil, fmt.Errorf("cache: Raw stores []byte and string, not %T", v)
+	}
+	if rv.Kind() == reflect.String {
+		return []byte(rv.String()), nil
+	}
+	return bytes.Clone(rv.Bytes()), nil
+}
+
+// Unmarshal implements [Codec]. It copies data.
+func (Raw) Unmarshal(data []byte, v any) error {
+	switch v := v.(type) {
+	case *[]byte:
+		*v = append([]byte{}, data...)
+		return nil
+	case *string:
+		*v = string(data)
+		return nil
+	}
+	rv := reflect.ValueOf(v)
+	if rv.Kind() != reflect.Pointer || rv.IsNil() || !isRaw(rv.Type().Elem()) {
+		return fmt.Errorf("cache: Raw restores []byte and string, not what %T points to", v)
+	}
+	if rv = rv.Elem(); rv.Kind() == reflect.String {
+		rv.SetString(string(data))
+	} else {
+		rv.SetBytes(append([]byte{}, data...))
+	}
+	return nil
+}
+
+func isRaw(t reflect.Type) bool {
+	return t.Kind() == reflect.String || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
+}
+
+// JSON stores values as encoding/json writes them: readable with redis-cli and
+// from any language, larger and slower than [MsgPack]. What encoding/json loses
+// is lost: unexported fields, the monotonic part of a time, the types behind an
+// interface.
+type JSON struct{}
+
+// ID implements [Codec].
+func (JSON) ID() byte { return jsonID }
+
+// Marshal implements [Codec].
+func (JSON) Marshal(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("cache: encoding %T as JSON: %w", v, err)
+	}
+	return b, nil
+}
+
+// Unmarshal implements [Codec]. It returns [ErrDamaged] for bytes that are not
+// JSON, or not the JSON of such a value.
+func (JSON) Unmarshal(data []byte, v any) error {
+	return decoding("JSON", v, func() error { return json.Unmarshal(data, v) })
+}
+
+// decoding runs a decoder, whose error or panic says that the bytes are not
+// those of such a value. Bytes from Redis must never end the process, and not
+// all decoders, the user's own methods included, are as careful.
+func decoding(format string, v any, decode func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: decoding %s into %T panicked: %v", ErrDamaged, format, v, p)
+		}
+	}()
+	if err := decode(); err != nil {
+		return fmt.Errorf("%w: decoding %s into %T: %w", ErrDamaged, format, v, err)
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+package cache
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// HeaderSize is the length of the header in front of every entry's payload.
+const HeaderSize = 32
+
+// entryFormat is the only header format there is so far.
+const entryFormat = 1
+
+// MaxTTL is the longest time an entry's header can say: 2^32-1 milliseconds,
+// a little over 49 days.
+const MaxTTL = math.MaxUint32 * time.Millisecond
+
+// ErrDamaged is what [ParseEntry], [ParseMessage] and the codecs return for
+// bytes that are not theirs. A store treats a damaged entry as a miss that the
+// next fill overwrites.
+var ErrDamaged = errors.New("cache: damaged or foreign bytes")
+
+// Kind says what an entry stands for.
+type Kind byte
+
+const (
+	// Value is an entry whose payload is a value.
+	Value Kind = 1
+	// Negative says that the fetch answered "does not exist". It has no payload.
+	Negative Kind = 2
+	// Bypass marks a key whose values may not be shared, or not be stored: each
+	// caller fetches for itself, without a lease, until the marker expires.
+	// Varnish calls this hit-for-miss. With [FlagTooLarge] the callers of one
+	// process may still share.
+	Bypass Kind = 3
+)
+
+func (k Kind) String() string {
+	switch k {
+	case Value:
+		return "value"
+	case Negative:
+		return "negative"
+	case Bypass:
+		return "bypass"
+	}
+	return fmt.Sprintf("kind(%d)", byte(k))
+}
+
+// Flags are the bits of the header's flag byte.
+type Flags byte
+
+const (
+	// FlagCompressed says that the payload was compressed after encoding.
+	FlagCompressed Flags = 1 << 0
+	// FlagExpired says that the entry was marked stale by hand. expire.lua sets
+	// it in place.
+	FlagExpired Flags = 1 << 1
+	// FlagTooLarge, on a Bypass, says that the value is not private, only larger
+	// than may be stored.
+	FlagTooLarge Flags = 1 << 2
+)
+
+// An Entry is what a store keeps under a key. No field is a point in time:
+// Redis's own key expiry measures all durations, so that no two machines have
+// to agree on the time.
+type Entry struct {
+	Version  Token         // the lease or Set that wrote the entry
+	Kind     Kind          //
+	Codec    byte          // [Codec.ID] of the payload's codec
+	Flags    Flags         //
+	TTL      time.Duration // hard TTL: gone after this; in whole milliseconds, at most MaxTTL
+	FreshFor time.Duration // stale after this; in whole milliseconds, at most MaxTTL
+	Took     time.Duration // how long the fetch took; in whole milliseconds, capped to MaxTTL
+	Payload  []byte
+}
+
+// Encode returns the header and payload as they are stored. Layout, big-endian:
+//
+//	0-15  version    16 format, 1    17 kind    18 codec    19 flags
+//	20-23 hard TTL, ms    24-27 fresh for, ms    28-31 fetch took, ms    32- payload
+//
+// Durations are cut to whole milliseconds and to what the fields can hold.
+func (e *Entry) Encode() []byte {
+	b := make([]byte, HeaderSize+len(e.Payload))
+	copy(b, e.Version[:])
+	b[16], b[17], b[18], b[19] = entryFormat, byte(e.Kind), e.Codec, byte(e.Flags)
+	binary.BigEndian.PutUint32(b[20:], millis(e.TTL))
+	binary.BigEndian.PutUint32(b[24:], millis(e.FreshFor))
+	binary.BigEndian.PutUint32(b[28:], millis(e.Took))
+	copy(b[HeaderSize:], e.Payload)
+	return b
+}
+
+// ParseEntry reads what [Entry.Encode] wrote. The payload is not copied. It
+// returns [ErrDamaged] for anything else; no length is read from the bytes, so
+// nothing is allocated for a lie.
+func ParseEntry(b []byte) (Entry, error) {
+	if len(b) < HeaderSize {
+		return Entry{}, fmt.Errorf("%w: entry of %d bytes is shorter than its header", ErrDamaged, len(b))
+	}
+	if b[16] != entryFormat {
+		return Entry{}, fmt.Errorf("%w: entry format %d is unknown", ErrDamaged, b[16])
+	}
+	e := Entry{
+		Version:  Token(b[:16]),
+		Kind:     Kind(b[17]),
+		Codec:    b[18],
+		Flags:    Flags(b[19]),
+		TTL:      time.Duration(binary.BigEndian.Uint32(b[20:])) * time.Millisecond,
+		FreshFor: time.Duration(binary.BigEndian.Uint32(b[24:])) * time.Millisecond,
+		Took:     time.Duration(binary.BigEndian.Uint32(b[28:])) * time.Millisecond,
+		Payload:  b[HeaderSize:],
+	}
+	if e.Kind < Value || e.Kind > Bypass {
+		return Entry{}, fmt.Errorf("%w: entry of unknown %v", ErrDamaged, e.Kind)
+	}
+	if e.Version.IsZero() {
+		return Entry{}, fmt.Errorf("%w: entry without a version", ErrDamaged)
+	}
+	return e, nil
+}
+
+func millis(d time.Duration) uint32 {
+	return uint32(min(max(d, 0), MaxTTL) / time.Millisecond)
+}
+
+// A Reading is what a store answers when it is asked for an entry. It may be
+// shared by several callers: treat it as read-only.
+type Reading struct {
+	Entry Entry         // meaningful only if Found
+	Age   time.Duration // time since the entry was written, at least 0
+	Left  time.Duration // until the hard TTL ends, at least 0
+
+	// Found is false where nothing is stored and where what is stored can't be
+	// read; Damage tells the two apart.
+	Found  bool
+	Damage error // wraps ErrDamaged, or nil
+
+	// Seen is the first bytes of what is stored, 16 at the most, even where they
+	// can't be read: the acquire that follows names them (see Ask.Seen), or
+	// nobody could ever overwrite a damaged entry. Empty means nothing is stored.
+	Seen string
+
+	memo memo
+}
+
+// newReading judges the bytes stored under a key and the time they have left
+// (pttl, in milliseconds as PTTL answers: -2 no key, -1 no expiry).
+func newReading(b []byte, pttl int64) *Reading {
+	if len(b) == 0 || pttl == -2 {
+		// The second case: the key expired between the GET and the PTTL.
+		return &Reading{}
+	}
+	r := &Reading{Seen: string(b[:min(len(b), TokenSize)])}
+	r.Entry, r.Damage = ParseEntry(b)
+	if r.Damage != nil {
+		return r
+	}
+	r.Found = true
+	if pttl < 0 {
+		// Somebody removed the expiry (PERSIST, or a foreign write). The age is
+		// unknown, so the entry counts as old as it can be: stale.
+		r.Age = r.Entry.TTL
+		return r
+	}
+	r.Left = time.Duration(pttl) * time.Millisecond
+	r.Age = max(0, r.Entry.TTL-r.Left)
+	return r
+}
+
+// Fresh reports whether the entry may be served without asking anybody.
+func (r *Reading) Fresh() bool {
+	return r.Found && r.Entry.Flags&FlagExpired == 0 && r.Age < r.Entry.FreshFor
+}

@@ -1,0 +1,60 @@
+package cache
+
+import "time"
+
+// EventKind says what happened. The names are stable: logs and metrics may use
+// them.
+type EventKind string
+
+// What a guard reports.
+const (
+	LeaseGranted   EventKind = "lease_granted"   // Token, Attempt
+	LeaseHeld      EventKind = "lease_held"      // Token is the holder's
+	LeaseTakenOver EventKind = "lease_takenover" // Token, Attempt: granted, from a holder that died
+	LeaseLost      EventKind = "lease_lost"      // Token
+	LeaseReleased  EventKind = "lease_released"  // Token
+	FetchStarted   EventKind = "fetch_started"   // Token, Attempt; no Token without a lease
+	FetchDone      EventKind = "fetch_done"      // Token, Duration
+	FetchFailed    EventKind = "fetch_failed"    // Token, Duration, Err
+	FillStored     EventKind = "fill_stored"     // Token, Size
+	FillRefused    EventKind = "fill_refused"    // Token, Err if the store gave one
+	FillTooLarge   EventKind = "fill_too_large"  // Token, Size
+	WaitBegan      EventKind = "wait_began"      // Token is the holder's
+	WaitEnded      EventKind = "wait_ended"      // Token is the holder's, Duration, Err
+	KeyQuarantined EventKind = "quarantined"     // Duration until it ends
+	KeyPaused      EventKind = "paused"          // Duration until it ends, Err
+	RefreshFailed  EventKind = "refresh_failed"  // Err of a refresh in the background
+	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Err why, if a fetch failed
+	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
+	EntryDamaged   EventKind = "entry_damaged"   // Err: what is stored can't be read
+)
+
+// What a store reports.
+const (
+	BreakerOpened    EventKind = "breaker_opened"    // Node, Err
+	BreakerClosed    EventKind = "breaker_closed"    // Node, Duration it was open
+	SubscriptionUp   EventKind = "subscription_up"   // Node
+	SubscriptionLost EventKind = "subscription_lost" // Node, Err
+	LivenessOff      EventKind = "liveness_off"      // Node, Err: the documented lesser mode
+	MessageDamaged   EventKind = "message_damaged"   // Node, Err
+)
+
+// An Event is something that happened. Fields that don't apply are zero. There
+// is never a value in it, and no key where the user turned keys off.
+type Event struct {
+	Kind     EventKind
+	Guard    string // the guard's name; empty for a store's events
+	Key      string
+	Node     string // address of the Redis node, for a store's events
+	Token    Token
+	Attempt  int
+	Size     int // bytes
+	Duration time.Duration
+	Err      error
+}
+
+// An Observer is told what happens. Observe is called from many goroutines at
+// once, on the path of the work it reports: it must be quick and not panic.
+type Observer interface {
+	Observe(Event)
+}

@@ -1,0 +1,72 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Set implements [Store].
+func (s *Redis) Set(ctx context.Context, key string, e *Entry) error {
+	names := s.keys.names(key)
+	e.Version = s.minter.Token()
+	wake := Message{Signal: Filled, Token: e.Version}
+	bytes := e.Encode()
+	return s.change(ctx, key, "set", setScript,
+		[]string{names.entry, names.lease, names.tries, names.pause},
+		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish)
+}
+
+// Delete implements [Store].
+func (s *Redis) Delete(ctx context.Context, key string) error {
+	names := s.keys.names(key)
+	return s.change(ctx, key, "delete", deleteScript,
+		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish)
+}
+
+// Expire implements [Store].
+func (s *Redis) Expire(ctx context.Context, key string) error {
+	names := s.keys.names(key)
+	return s.change(ctx, key, "expire", expireScript,
+		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish)
+}
+
+// Reset implements [Store].
+func (s *Redis) Reset(ctx context.Context, key string) error {
+	names := s.keys.names(key)
+	wake := Message{Signal: Released, Token: s.minter.Token()}
+	return s.orLater("reset", s.runOnly(ctx, names.tries, "reset", resetScript,
+		[]string{names.tries, names.pause}, names.wake, wake.Encode(), s.publish))
+}
+
+func (s *Redis) deleted() []byte {
+	m := Message{Signal: Deleted, Token: s.minter.Token()}
+	return m.Encode()
+}
+
+// change runs a script that ends whatever lease the key has.
+func (s *Redis) change(ctx context.Context, key, op string, sc *script, keys []string, args ...any) error {
+	if s.closing.Load() {
+		return ErrClosed
+	}
+	if err := s.runOnly(ctx, keys[0], op, sc, keys, args...); err != nil {
+		return s.orLater(op, err)
+	}
+	// A fetch in this process need not wait for its next renewal to hear of it.
+	s.ledger.loseKey(key)
+	return nil
+}
+
+func (s *Redis) runOnly(ctx context.Context, name, op string, sc *script, keys []string, args ...any) error {
+	_, err := s.runFor(ctx, name, op, sc, keys, args...)
+	return err
+}
+
+// orLater says of a change that was sent and not answered that it may still be
+// carried out.
+func (s *Redis) orLater(op string, err error) error {
+	if errors.Is(err, ErrRefused) || errors.Is(err, ErrClosed) || errors.Is(err, errBreakerOpen) || err == nil {
+		return err
+	}
+	return fmt.Errorf("%w (the %s may still be carried out)", err, op)
+}

@@ -1,0 +1,275 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// failureKept is how long Redis keeps why a fetch failed, for a waiter that
+// missed the wake-up: longer than any waiter's poll.
+const failureKept = 5 * time.Second
+
+// Acquire implements [Store]. It resends an acquire that was not answered once,
+// with a new token; waits for this process's own subscription where Redis
+// doesn't see it; and replaces a lease of this process whose grant was never
+// answered. All of that together may take a few times RedisTimeout.
+func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error) {
+	var (
+		over     Token
+		resent   bool
+		deadline = time.Now().Add(s.opts.RedisTimeout)
+	)
+	for {
+		if s.closing.Load() {
+			return Answer{}, ErrClosed
+		}
+		answer, err := s.acquireOnce(ctx, key, &ask, over)
+		switch {
+		case errors.Is(err, errUnsubscribed):
+			n, nodeErr := s.topo.node(s.keys.names(key).wake)
+			if nodeErr != nil {
+				return Answer{}, nodeErr
+			}
+			if time.Now().After(deadline) {
+				return Answer{}, err
+			}
+			if err := n.sub.awaitLive(ctx, time.Until(deadline)); err != nil {
+				return Answer{}, err
+			}
+		case errors.Is(err, ErrUnavailable) && !resent && ended(ctx) == nil && !errors.Is(err, errBreakerOpen):
+			resent = true
+		case err != nil:
+			return Answer{}, err
+		case answer.Verdict == Held && over.IsZero() && answer.Holder.Process() == s.minter.Process() && s.ledger.orphan(answer.Holder):
+			over = answer.Holder
+		default:
+			return answer, nil
+		}
+	}
+}
+
+// errUnsubscribed: Redis doesn't see this process's own liveness channel.
+var errUnsubscribed = fmt.Errorf("%w: the subscription of this process is not live", ErrUnavailable)
+
+// acquireOnce sends one acquire with a token of its own.
+func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Token) (Answer, error) {
+	names := s.keys.names(key)
+	n, err := s.topo.node(names.lease)
+	if err != nil {
+		return Answer{}, err
+	}
+	token := s.minter.Token()
+	keys := []string{names.entry, names.lease, names.tries, names.pause, names.failed(ask.LastHeld)}
+	args := []any{
+		token[:], ask.TTL.Milliseconds(), ask.Seen, optional(ask.LastHeld), optional(ask.Suspect), optional(over),
+		ask.MaxAttempts, ask.Window.Milliseconds(), s.keys.alivePrefix(), s.livenessArg(),
+	}
+	s.ledger.ask(token, key, ask)
+	var h handoff
+	sent := time.Now()
+	err = s.do(ctx, n, "acquire", func(callCtx context.Context) error {
+		return h.carryOut(
+			func() (Answer, error) {
+				reply, err := acquireScript.run(callCtx, s.client, keys, args...)
+				if err != nil {
+					return Answer{}, err
+				}
+				return parseAcquire(reply)
+			},
+			func(late Answer, err error) {
+				// Nobody waits for this answer any more: a grant is an orphan.
+				if late.Verdict == Granted {
+					_ = s.release(context.Background(), key, token)
+				} else if err == nil {
+					s.ledger.forget(token)
+				}
+			})
+	})
+	answer, fate := h.settle()
+	switch {
+	case fate == notSent:
+		s.ledger.forget(token)
+		return Answer{}, err
+	case err != nil && !errors.Is(err, ErrRefused):
+		s.ledger.leave(token)
+		return Answer{}, err
+	case err != nil || answer.Verdict != Granted:
+		s.ledger.forget(token)
+		if answer.Verdict == verdictUnsubscribed {
+			return Answer{}, errUnsubscribed
+		}
+		return answer, err
+	}
+	answer.Lease.Key, answer.Lease.Token = key, token
+	s.ledger.grant(answer.Lease, sent, ask.RenewFor)
+	return answer, nil
+}
+
+func optional(t Token) []byte {
+	if t.IsZero() {
+		return nil
+	}
+	return t[:]
+}
+
+func (s *Redis) livenessArg() int {
+	if s.liveness.Load() {
+		return 1
+	}
+	return 0
+}
+
+// verdictUnsubscribed is answered by the script and never by a Store.
+const verdictUnsubscribed Verdict = 255
+
+// parseAcquire reads the replies that acquire.lua lists.
+func parseAcquire(reply any) (Answer, error) {
+	r := replies{reply: reply}
+	switch word := r.text(0); word {
+	case "entry":
+		return Answer{Verdict: HasEntry, Reading: newReading([]byte(r.text(1)), r.number(2))}, r.err
+	case "failed":
+		return Answer{Verdict: Failed, Failure: []byte(r.text(1))}, r.err
+	case "paused":
+		return Answer{Verdict: Paused, Failure: []byte(r.text(1)), TTL: r.millis(2)}, r.err
+	case "unsubscribed":
+		return Answer{Verdict: verdictUnsubscribed}, r.err
+	case "held":
+		return Answer{Verdict: Held, Holder: r.token(1), TTL: r.millis(2), Unwatched: r.number(3) == 1}, r.err
+	case "quarantined":
+		return Answer{Verdict: Quarantined, TTL: r.millis(1)}, r.err
+	case "granted":
+		lease := NewLease("", Token{})
+		lease.TakenOver, lease.Attempt = r.number(1) == 1, int(r.number(2))
+		return Answer{Verdict: Granted, Lease: lease}, r.err
+	default:
+		return Answer{}, fmt.Errorf("%w: acquire answered %q", ErrDamaged, word)
+	}
+}
+
+// replies reads the fields of a script's array reply and keeps the first error.
+type replies struct {
+	reply any
+	err   error
+}
+
+func (r *replies) field(i int) any {
+	all, ok := r.reply.([]any)
+	if !ok || i >= len(all) {
+		r.err = errors.Join(r.err, fmt.Errorf("%w: reply %T has no field %d", ErrDamaged, r.reply, i))
+		return nil
+	}
+	return all[i]
+}
+
+func (r *replies) text(i int) string {
+	s, _ := r.field(i).(string)
+	return s
+}
+
+func (r *replies) number(i int) int64 {
+	n, _ := r.field(i).(int64)
+	return n
+}
+
+func (r *replies) millis(i int) time.Duration {
+	return time.Duration(max(0, r.number(i))) * time.Millisecond
+}
+
+func (r *replies) token(i int) Token {
+	s := r.text(i)
+	if len(s) != TokenSize {
+		r.err = errors.Join(r.err, fmt.Errorf("%w: token of %d bytes", ErrDamaged, len(s)))
+		return Token{}
+	}
+	return Token([]byte(s))
+}
+
+// Fill implements [Store].
+func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
+	names := s.keys.names(l.Key)
+	e.Version = l.Token
+	wake := Message{Signal: Filled, Token: l.Token}
+	bytes := e.Encode()
+	return s.giveBack(ctx, l, "fill", fillScript,
+		[]string{names.entry, names.lease, names.tries, names.pause},
+		l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish)
+}
+
+// ttlArg keeps an expiry positive: Redis refuses zero.
+func ttlArg(d time.Duration) int64 { return max(1, d.Milliseconds()) }
+
+func rides(entry []byte) int {
+	if len(entry) <= MaxMessageBody {
+		return 1
+	}
+	return 0
+}
+
+// Fail implements [Store].
+func (s *Redis) Fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error) {
+	names := s.keys.names(l.Key)
+	wake := Message{Signal: FailedSignal, Token: l.Token}
+	if pause > 0 {
+		pause = max(pause, time.Millisecond)
+	}
+	return s.giveBack(ctx, l, "fail", failScript,
+		[]string{names.lease, names.tries, names.pause, names.failed(l.Token)},
+		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish)
+}
+
+// giveBack runs a script that ends a lease if it is still held.
+func (s *Redis) giveBack(ctx context.Context, l *Lease, op string, sc *script, keys []string, args ...any) (bool, error) {
+	if s.closing.Load() {
+		return false, ErrClosed // Close releases it
+	}
+	s.ledger.give(l.Token)
+	reply, err := s.runFor(ctx, keys[0], op, sc, keys, args...)
+	switch {
+	case err == nil, errors.Is(err, ErrRefused):
+		s.ledger.forget(l.Token)
+	default:
+		s.ledger.leave(l.Token)
+	}
+	return reply == 1, err
+}
+
+// runFor runs a script that answers with a number on the node of the given name.
+func (s *Redis) runFor(ctx context.Context, name, op string, sc *script, keys []string, args ...any) (int64, error) {
+	n, err := s.topo.node(name)
+	if err != nil {
+		return 0, err
+	}
+	reply := make(chan int64, 1)
+	err = s.do(ctx, n, op, func(ctx context.Context) error {
+		answer, err := sc.run(ctx, s.client, keys, args...)
+		number, _ := answer.(int64)
+		reply <- number
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return <-reply, nil
+}
+
+// Release implements [Store].
+func (s *Redis) Release(ctx context.Context, l *Lease) error {
+	return s.release(ctx, l.Key, l.Token)
+}
+
+func (s *Redis) release(ctx context.Context, key string, token Token) error {
+	names := s.keys.names(key)
+	wake := Message{Signal: Released, Token: token}
+	s.ledger.give(token)
+	_, err := s.runFor(ctx, names.lease, "release", releaseScript,
+		[]string{names.lease, names.tries}, token[:], names.wake, wake.Encode(), s.publish)
+	if err == nil {
+		s.ledger.forget(token)
+	} else {
+		s.ledger.leave(token)
+	}
+	return err
+}

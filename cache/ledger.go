@@ -1,0 +1,221 @@
+package cache
+
+import (
+	"sync"
+	"time"
+)
+
+// tokenState is what a process knows of a token it has drawn.
+type tokenState byte
+
+const (
+	asked      tokenState = iota // its acquire is under way
+	held                         // it was granted, and is renewed
+	giving                       // its fill or fail is under way
+	unanswered                   // an acquire, fill or fail of it was never answered
+)
+
+// A ledger keeps the tokens of this process that may be a lease in Redis. It
+// knows nothing of entries.
+type ledger struct {
+	mu     sync.Mutex
+	tokens map[Token]*record
+	byKey  map[string]*record // the one held, for each key
+	wake   chan struct{}      // a lease was added that may be due first
+}
+
+type record struct {
+	token Token
+	key   string
+	state tokenState
+	lease *Lease // while held or giving
+
+	ttl, window time.Duration
+	due         time.Time // next renewal
+	until       time.Time // renewal ends; or: an unanswered token is forgotten
+	expires     time.Time // the lease is gone by then unless it was renewed
+}
+
+// owned is a token to be released.
+type owned struct {
+	key   string
+	token Token
+}
+
+func newLedger() *ledger {
+	return &ledger{
+		tokens: map[Token]*record{},
+		byKey:  map[string]*record{},
+		wake:   make(chan struct{}, 1),
+	}
+}
+
+// ask notes that an acquire with the token is about to be sent.
+func (l *ledger) ask(t Token, key string, ask *Ask) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tokens[t] = &record{token: t, key: key, state: asked, ttl: ask.TTL, window: ask.Window}
+}
+
+// grant turns an asked token into a held lease, sent being the time before its
+// acquire was sent. An older lease of the same key is gone if there is a newer.
+func (l *ledger) grant(lease *Lease, sent time.Time, renewFor time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.tokens[lease.Token]
+	r.state, r.lease = held, lease
+	r.due, r.expires, r.until = sent.Add(r.ttl/3), sent.Add(r.ttl), sent.Add(renewFor)
+	if old := l.byKey[lease.Key]; old != nil {
+		old.lease.Lose()
+	}
+	l.byKey[lease.Key] = r
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// give notes that the lease's fill or fail is about to be sent: from now on it
+// isn't renewed.
+func (l *ledger) give(t Token) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.tokens[t]; r != nil {
+		r.state = giving
+	}
+}
+
+// forget drops a token that Redis has answered about: not granted, or given back.
+func (l *ledger) forget(t Token) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.drop(t)
+}
+
+func (l *ledger) drop(t Token) {
+	r := l.tokens[t]
+	if r == nil {
+		return
+	}
+	delete(l.tokens, t)
+	if l.byKey[r.key] == r {
+		delete(l.byKey, r.key)
+	}
+}
+
+// lose drops the token and tells its lease that it is gone.
+func (l *ledger) lose(t Token) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.tokens[t]; r != nil && r.lease != nil {
+		r.lease.Lose()
+	}
+	l.drop(t)
+}
+
+// loseKey is lose for whatever token holds key in this process.
+func (l *ledger) loseKey(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.byKey[key]; r != nil {
+		r.lease.Lose()
+		l.drop(r.token)
+	}
+}
+
+// leave keeps the token in mind, for as long as it counts as an attempt: its
+// command was sent, and never answered.
+func (l *ledger) leave(t Token) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.tokens[t]
+	if r == nil {
+		return
+	}
+	if l.byKey[r.key] == r {
+		delete(l.byKey, r.key)
+	}
+	r.state, r.until = unanswered, time.Now().Add(r.window)
+	now := time.Now()
+	for t, r := range l.tokens {
+		if r.state == unanswered && now.After(r.until) {
+			delete(l.tokens, t)
+		}
+	}
+}
+
+// orphan reports whether the token, which is of this process and holds a lease
+// in Redis, is one that nobody here is using: its grant was never answered.
+func (l *ledger) orphan(t Token) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.tokens[t]
+	return r == nil || r.state == unanswered
+}
+
+// held and unanswered list what Close has to give back.
+func (l *ledger) held() []owned {
+	return l.list(func(r *record) bool { return r.state == held || r.state == giving })
+}
+
+func (l *ledger) unanswered() []owned {
+	return l.list(func(r *record) bool { return r.state != held })
+}
+
+func (l *ledger) list(want func(*record) bool) []owned {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []owned
+	for t, r := range l.tokens {
+		if want(r) {
+			all = append(all, owned{r.key, t})
+		}
+	}
+	return all
+}
+
+// A renewal is one lease that is due.
+type renewal struct {
+	key         string
+	token       Token
+	ttl, window time.Duration
+}
+
+// due returns the leases to renew at the time now, those that can wait no longer
+// than slack included, and how long it is until the next. A lease that has run
+// out meanwhile (the process was frozen, or Redis away) is lost.
+func (l *ledger) due(now time.Time, slack time.Duration) (batch []renewal, next time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	next = time.Hour
+	for t, r := range l.tokens {
+		if r.state != held {
+			continue
+		}
+		switch {
+		case now.After(r.expires):
+			r.lease.Lose()
+			l.drop(t)
+		case now.After(r.until):
+			// Not renewed any more; its end is noticed above.
+			next = min(next, r.expires.Sub(now)+time.Millisecond)
+		case r.due.Sub(now) <= slack:
+			batch = append(batch, renewal{r.key, t, r.ttl, r.window})
+			// The next try, should this one fail; renewed sets it right.
+			r.due = now.Add(r.ttl / 6)
+			next = min(next, r.ttl/6)
+		default:
+			next = min(next, r.due.Sub(now))
+		}
+	}
+	return batch, next
+}
+
+// renewed notes that the lease was extended by a command sent at the given time.
+func (l *ledger) renewed(t Token, sent time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.tokens[t]; r != nil && r.state == held {
+		r.due, r.expires = sent.Add(r.ttl/3), sent.Add(r.ttl)
+	}
+}

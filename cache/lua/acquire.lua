@@ -1,0 +1,87 @@
+-- acquire: ask for the right to fetch a key.
+--
+-- KEYS  1 entry  2 lease  3 tries  4 pause  5 failed:<last-held>
+-- ARGV  1 token                 a new one for each call, 16 bytes
+--       2 lease TTL             ms
+--       3 seen                  first bytes of the entry as read, 16 at most; empty: none
+--       4 last-held             token of the last answer "held"; empty: none
+--       5 suspect               holder that looked unwatched a while ago; empty: none
+--       6 over                  own token whose grant was never answered; empty: none
+--       7 max attempts          0: no limit
+--       8 window                ms an attempt is remembered
+--       9 alive prefix          of the channels that processes subscribe to
+--      10 liveness              1, or 0 where processes can't be watched
+--
+-- Replies
+--   {"entry", bytes, pttl}          an entry is stored that the caller has not seen
+--   {"failed", failure}             the fetch of last-held failed
+--   {"paused", failure, pttl}       nobody may fetch yet
+--   {"unsubscribed"}                the caller's own process isn't watched on this node
+--   {"held", token, pttl, u}        u: 1 if it was watched when granted and isn't now
+--   {"quarantined", pttl}           too many holders died
+--   {"granted", taken over, tries}  taken over: 1 if the holder before had died
+
+local token, seen, suspect, over = ARGV[1], ARGV[3], ARGV[5], ARGV[6]
+
+-- Is somebody subscribed to the process that a token names? Where that can't be
+-- asked, everybody counts as watched: a holder is never declared dead by an ACL.
+local function watched(process)
+  local channel = ARGV[9] .. (process:gsub('.', function(c)
+    return string.format('%02x', string.byte(c))
+  end))
+  local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return reply.err ~= nil or reply[2] ~= 0
+end
+
+-- A key of a foreign type has no first bytes: it counts as no entry, and the
+-- fill's SET replaces it.
+local head = redis.pcall('GETRANGE', KEYS[1], 0, 15)
+if type(head) == 'string' and head ~= '' and head ~= seen then
+  return {'entry', redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
+end
+
+if ARGV[4] ~= '' then
+  local failure = redis.call('GET', KEYS[5])
+  if failure then return {'failed', failure} end
+end
+local pause = redis.call('GET', KEYS[4])
+if pause then return {'paused', pause, redis.call('PTTL', KEYS[4])} end
+
+local liveness = ARGV[10] == '1'
+if liveness and not watched(token:sub(1, 8)) then return {'unsubscribed'} end
+
+local takenover = 0
+local lease = redis.call('GET', KEYS[2])
+if lease then
+  local holder = lease:sub(1, 16)
+  local abandoned = liveness and lease:sub(17, 17) == '1' and not watched(holder:sub(1, 8))
+  if holder == suspect and abandoned then
+    takenover = 1
+  elseif holder ~= over then
+    return {'held', holder, redis.call('PTTL', KEYS[2]), abandoned and 1 or 0}
+  end
+end
+
+-- Deaths are counted by process: one death can leave two tokens.
+local limit = tonumber(ARGV[7])
+if limit > 0 and liveness and redis.call('SCARD', KEYS[3]) >= limit then
+  local dead, known = 0, {}
+  for _, try in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+    local process = try:sub(1, 8)
+    if known[process] == nil then
+      known[process] = true
+      if not watched(process) then dead = dead + 1 end
+    end
+  end
+  if dead >= limit then return {'quarantined', redis.call('PTTL', KEYS[3])} end
+end
+
+local value = token .. (liveness and '1' or '0')
+if lease then
+  redis.call('SET', KEYS[2], value, 'PX', ARGV[2])
+else
+  redis.call('SET', KEYS[2], value, 'NX', 'PX', ARGV[2])
+end
+redis.call('SADD', KEYS[3], token)
+redis.call('PEXPIRE', KEYS[3], ARGV[8])
+return {'granted', takenover, redis.call('SCARD', KEYS[3])}

@@ -1,0 +1,317 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Options configure [NewRedis]. The zero value of each field but Namespace
+// means its default.
+type Options struct {
+	// Namespace starts the name of every key and channel, so that applications
+	// can share a Redis: letters, digits and "._:-", at most 128 bytes.
+	// Required.
+	Namespace string
+
+	// RedisTimeout bounds every call to Redis, whatever the client's own
+	// timeouts and retries are: at least 1 ms. Default 250 ms.
+	//
+	// The client is still at work on a call that was given up, until its own
+	// timeouts end it; a client with ReadTimeout and DialTimeout near this value
+	// has fewer such calls during an outage.
+	RedisTimeout time.Duration
+
+	// BreakerFailures is how many calls in a row must fail on a node before the
+	// store stops asking it, until a probe in the background succeeds. Default 5.
+	BreakerFailures int
+
+	// MaxInFlight bounds the calls under way at once on each Redis node, reads
+	// of different keys that share a pipeline counting as one. Further calls
+	// queue for at most RedisTimeout. Default 256.
+	MaxInFlight int
+
+	// DisableLiveness turns off the check that a lease's holder is alive, and
+	// with it takeovers and quarantines: a dead holder is then replaced when its
+	// lease expires. It is off by itself where the Redis user may not use
+	// PUBSUB or SUBSCRIBE.
+	DisableLiveness bool
+
+	// Observer is told what happens to the connection: breaker and subscription.
+	// Default none.
+	Observer Observer
+}
+
+func (o Options) withDefaults() Options {
+	if o.RedisTimeout == 0 {
+		o.RedisTimeout = 250 * time.Millisecond
+	}
+	if o.BreakerFailures == 0 {
+		o.BreakerFailures = 5
+	}
+	if o.MaxInFlight == 0 {
+		o.MaxInFlight = 256
+	}
+	return o
+}
+
+func (o Options) validate() error {
+	var errs []error
+	if _, err := newKeyspace(o.Namespace); err != nil {
+		errs = append(errs, err)
+	}
+	if o.RedisTimeout < time.Millisecond {
+		errs = append(errs, fmt.Errorf("cache: Options.RedisTimeout is %v, must be at least 1ms", o.RedisTimeout))
+	}
+	if o.BreakerFailures < 1 {
+		errs = append(errs, fmt.Errorf("cache: Options.BreakerFailures is %d, must be at least 1", o.BreakerFailures))
+	}
+	if o.MaxInFlight < 1 {
+		errs = append(errs, fmt.Errorf("cache: Options.MaxInFlight is %d, must be at least 1", o.MaxInFlight))
+	}
+	return errors.Join(errs...)
+}
+
+// Redis is a [Store] that shares entries and leases through Redis. It is safe
+// for concurrent use.
+//
+// It keeps one subscribed connection to each Redis node besides those of the
+// client's pool.
+type Redis struct {
+	client redis.UniversalClient
+	opts   Options
+	keys   keyspace
+	minter *Minter
+	topo   topology
+	ledger *ledger
+
+	publish  string      // PUBLISH, or SPUBLISH in a cluster that has it
+	liveness atomic.Bool // are holders watched
+	lesser   atomic.Pointer[error]
+
+	closing atomic.Bool
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	closed  chan struct{} // Close has finished
+
+	spawning sync.RWMutex
+	ended    bool           // nothing is spawned any more
+	work     sync.WaitGroup // the store's own goroutines
+	calls    sync.WaitGroup // those that are in the Redis client
+	homes    homes
+}
+
+var _ Store = (*Redis)(nil)
+
+// NewRedis returns a store on the given client, which may be a [redis.Client]
+// (standalone, or a master found through Sentinel) or a [redis.ClusterClient].
+// The client stays the caller's: Close the store first, then the client.
+//
+// All commands must reach primaries, so a client that reads from replicas or
+// from a client-side cache is refused, and so is a [redis.Ring]. A Redis user
+// that may not run scripts or use the namespace's keys is told so at once. A
+// Redis that can't be reached is no error: the store starts with its breaker
+// open and goes to work when Redis answers.
+//
+// The Redis user needs the keys and channels "<namespace>:*" and the commands
+// GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE SADD SREM SCARD
+// SMEMBERS PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a cluster also CLUSTER
+// SPUBLISH SSUBSCRIBE SUNSUBSCRIBE. Redis 6.2 or later; a cluster of Redis 7 or
+// later uses sharded channels.
+func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
+	opts = opts.withDefaults()
+	if err := errors.Join(checkClient(client), opts.validate()); err != nil {
+		return nil, err
+	}
+	keys, _ := newKeyspace(opts.Namespace)
+	s := &Redis{
+		client: client, opts: opts, keys: keys,
+		minter:  NewMinter(),
+		ledger:  newLedger(),
+		publish: "PUBLISH",
+		closed:  make(chan struct{}),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.liveness.Store(!opts.DisableLiveness)
+	if cc, ok := client.(clusterClient); ok {
+		s.topo = newClusterTopology(s, cc)
+	} else {
+		s.topo = newSingleTopology(s)
+	}
+	if err := s.probe(); err != nil {
+		_ = s.await()
+		return nil, err
+	}
+	s.topo.start()
+	s.spawn(s.renewLoop)
+	return s, nil
+}
+
+// Liveness tells why the store can't watch whether the holders of leases are
+// alive: the Redis user may not use PUBSUB or SUBSCRIBE, or it was turned off.
+// Nil while it can.
+func (s *Redis) Liveness() error {
+	if p := s.lesser.Load(); p != nil {
+		return *p
+	}
+	if s.opts.DisableLiveness {
+		return errors.New("cache: liveness is off (Options.DisableLiveness)")
+	}
+	return nil
+}
+
+// livenessOff puts the store into the lesser mode: leases end by expiry alone.
+func (s *Redis) livenessOff(node string, why error) {
+	err := fmt.Errorf("cache: liveness is off, dead holders are replaced when their lease expires: %w", why)
+	if s.lesser.CompareAndSwap(nil, &err) {
+		s.liveness.Store(false)
+		s.observe(Event{Kind: LivenessOff, Node: node, Err: err})
+	}
+}
+
+func (s *Redis) observe(e Event) {
+	if s.opts.Observer != nil {
+		s.opts.Observer.Observe(e)
+	}
+}
+
+// spawn runs f in a goroutine that Close waits for; f must end soon after s.ctx
+// does. It answers false, and does nothing, when the store has been closed.
+func (s *Redis) spawn(f func()) bool { return s.spawnIn(&s.work, f) }
+
+// spawnCall is spawn for a goroutine that may be stuck in the Redis client until
+// the client's own timeouts end it. Close waits for it only for a while.
+func (s *Redis) spawnCall(f func()) bool { return s.spawnIn(&s.calls, f) }
+
+func (s *Redis) spawnIn(wg *sync.WaitGroup, f func()) bool {
+	s.spawning.RLock()
+	defer s.spawning.RUnlock()
+	if s.ended {
+		return false
+	}
+	wg.Go(f)
+	return true
+}
+
+// await ends the spawning of goroutines and waits for those there are.
+func (s *Redis) await() error {
+	s.cancel()
+	s.spawning.Lock()
+	s.ended = true
+	s.spawning.Unlock()
+	s.work.Wait()
+	idle := make(chan struct{})
+	go func() { // ends with the last call, at the latest by the client's timeouts
+		s.calls.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		return nil
+	case <-time.After(4 * s.opts.RedisTimeout):
+		return errors.New("cache: Close: calls are still under way in the Redis client, its own timeouts will end them")
+	}
+}
+
+// Close gives back what the store holds and ends its goroutines. The order
+// matters: while the process still counts as alive every lease it knows of is
+// released; then it is no longer watched, so that an acquire that is still on
+// its way is refused by the script; and then the tokens are released whose
+// acquire, fill or fail was never answered. Done in this order, an orderly
+// shutdown is never mistaken for a death.
+//
+// It returns an error if something could not be given back, which then expires
+// by itself. Calling it again waits for the first call.
+func (s *Redis) Close() error {
+	if s.closing.Swap(true) {
+		<-s.closed
+		return nil
+	}
+	defer close(s.closed)
+	err := s.releaseAll(s.ledger.held())
+	s.topo.close()
+	err = errors.Join(err, s.releaseAll(s.ledger.unanswered()))
+	return errors.Join(err, s.await())
+}
+
+// releaseAll gives leases back, in parallel but for what MaxInFlight allows.
+func (s *Redis) releaseAll(leases []owned) error {
+	errs := make([]error, len(leases))
+	var wg sync.WaitGroup
+	for i, l := range leases {
+		wg.Go(func() { errs[i] = s.release(context.Background(), l.key, l.token) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// checkClient refuses clients whose reads may be older than a write that was
+// acknowledged: a Delete would be no barrier behind them.
+func checkClient(client redis.UniversalClient) error {
+	switch c := client.(type) {
+	case nil:
+		return errors.New("cache: NewRedis: the client is nil")
+	case *redis.Ring:
+		return errors.New("cache: NewRedis: a redis.Ring is not supported, its keys move without notice when a shard fails; use redis.NewClient or redis.NewClusterClient")
+	case *redis.AutoPipeliner:
+		return errors.New("cache: NewRedis: pass the client itself, not its AutoPipeliner, which does not end a call with its context; the store shares pipelines by itself")
+	case *redis.ClusterClient:
+		o := c.Options()
+		if o.ReadOnly || o.RouteByLatency || o.RouteRandomly {
+			return errors.New("cache: NewRedis: the cluster client reads from replicas (ReadOnly, RouteByLatency or RouteRandomly), where a Delete may not have arrived; use a client without them")
+		}
+	case *redis.Client:
+		if o := c.Options(); o.ClientSideCache != nil || o.ClientSideCacheConfig != nil {
+			return errors.New("cache: NewRedis: the client has a client-side cache, where a Delete may not have arrived; use a client without it")
+		}
+	}
+	return nil
+}
+
+// probe asks Redis once for what the store will need, so that a missing
+// permission shows at the start. What can't be reached is let pass.
+func (s *Redis) probe() error {
+	ctx, cancel := context.WithTimeout(s.ctx, 4*s.opts.RedisTimeout)
+	defer cancel()
+	if err := s.topo.load(ctx); err != nil {
+		return s.probeFailed(err)
+	}
+	const key = "stampede-probe"
+	if _, err := s.Read(ctx, key); err != nil {
+		return s.probeFailed(err)
+	}
+	if err := s.Reset(ctx, key); err != nil {
+		return s.probeFailed(err)
+	}
+	n, err := s.topo.node(s.keys.names(key).wake)
+	if err != nil {
+		return s.probeFailed(err)
+	}
+	err = s.do(ctx, n, "PUBSUB NUMSUB", func(ctx context.Context) error {
+		return n.client.PubSubNumSub(ctx, s.keys.alivePrefix()).Err()
+	})
+	if errors.Is(err, ErrRefused) {
+		s.livenessOff(n.addr, err)
+	}
+	if s.topo.sharded() {
+		err = s.do(ctx, n, "PUBSUB SHARDNUMSUB", func(ctx context.Context) error {
+			return n.client.PubSubShardNumSub(ctx, "probe").Err()
+		})
+		if err == nil {
+			s.publish = "SPUBLISH"
+		}
+	}
+	return nil
+}
+
+func (s *Redis) probeFailed(err error) error {
+	if errors.Is(err, ErrRefused) {
+		return fmt.Errorf("cache: NewRedis: this Redis user can't do what the store needs (see NewRedis for the list of commands, keys and channels to grant): %w", err)
+	}
+	return nil
+}

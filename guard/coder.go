@@ -1,0 +1,80 @@
+package guard
+
+import (
+	"fmt"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A coder turns values of a guard's type into payloads and back. Values travel
+// through the engine as *V in an any.
+type coder interface {
+	encode(value any) (payload []byte, err error)
+	decode(payload []byte) (any, error)
+}
+
+type coderOf[V any] struct{ codec cache.Codec }
+
+func (c coderOf[V]) encode(value any) ([]byte, error) {
+	v, ok := value.(*V)
+	if !ok {
+		return nil, fmt.Errorf("guard: a value of type %T in a guard of another type", value)
+	}
+	return c.codec.Marshal(*v)
+}
+
+func (c coderOf[V]) decode(payload []byte) (any, error) {
+	v := new(V)
+	if err := c.codec.Unmarshal(payload, v); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// pack makes the entry of a value.
+func (e *engine) pack(value any) (*cache.Entry, error) {
+	payload, err := e.encode(value)
+	if err != nil {
+		return nil, err
+	}
+	entry := &cache.Entry{Kind: cache.Value, Codec: e.codec.ID(), Payload: payload}
+	if len(payload) <= e.policy.MaxBytes && e.policy.CompressAbove > 0 && len(payload) > e.policy.CompressAbove {
+		entry.Payload = cache.Compress(payload)
+		entry.Flags |= cache.FlagCompressed
+	}
+	return entry, nil
+}
+
+// encode turns a codec's panic into an error: it may be the user's.
+func (e *engine) encode(value any) (payload []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("guard: the codec panicked on a value to encode: %v", p)
+		}
+	}()
+	if payload, err = e.coder.encode(value); err != nil {
+		return nil, fmt.Errorf("guard: the value can't be encoded: %w", err)
+	}
+	return payload, nil
+}
+
+// unpack returns the value of a reading, decoded once for all who share it.
+func (e *engine) unpack(r *cache.Reading) (any, error) {
+	return r.Memo(func(r *cache.Reading) (value any, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, p)
+			}
+		}()
+		payload := r.Entry.Payload
+		if r.Entry.Codec != e.codec.ID() {
+			return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, e.codec.ID())
+		}
+		if r.Entry.Flags&cache.FlagCompressed != 0 {
+			if payload, err = cache.Decompress(payload, e.policy.MaxBytes); err != nil {
+				return nil, err
+			}
+		}
+		return e.coder.decode(payload)
+	})
+}

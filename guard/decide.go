@@ -1,0 +1,90 @@
+package guard
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// This file holds the decisions, apart from everything that carries them out:
+// pure functions of an entry, its age and the policy.
+
+// An action is what to do with what was read.
+type action byte
+
+const (
+	serve      action = iota // fresh
+	serveStale               // servable, while somebody refreshes it
+	notFound                 // known not to exist
+	fetch                    // nothing usable: go for the lease
+	fetchAlone               // the key's values may not be shared
+	fetchLocal               // the key's values are too large to store: share in the process
+)
+
+// decide judges a reading.
+//
+// The header knows two bounds, fresh and hard. Between them lies the time a
+// stale value may be served: first while it is refreshed, and in the last part
+// of it, which is StaleIfError - Stale long, only when a fetch has failed.
+func decide(r *cache.Reading, p *Policy) action {
+	if !r.Found {
+		return fetch
+	}
+	fresh := r.Fresh()
+	switch r.Entry.Kind {
+	case cache.Negative:
+		if fresh {
+			return notFound
+		}
+		return fetch
+	case cache.Bypass:
+		switch {
+		case !fresh:
+			return fetch
+		case r.Entry.Flags&cache.FlagTooLarge != 0:
+			return fetchLocal
+		}
+		return fetchAlone
+	}
+	if fresh {
+		return serve
+	}
+	onlyIfError := p.StaleIfError - p.Stale
+	if r.Age < r.Entry.TTL-onlyIfError && staleAllowed(r) {
+		return serveStale
+	}
+	return fetch
+}
+
+// staleAllowed reports whether the entry's own terms leave any time to serve it
+// stale. A value that is fresh to its very end may not be, even expired by hand.
+func staleAllowed(r *cache.Reading) bool { return r.Entry.TTL > r.Entry.FreshFor }
+
+// servableIfError reports whether a reading may stand in for a fetch that
+// failed, waited after it was read.
+func servableIfError(r *cache.Reading, waited time.Duration) bool {
+	return r != nil && r.Found && r.Entry.Kind == cache.Value && staleAllowed(r) && r.Left > waited
+}
+
+// freshFor applies the jitter: uniform between ttl*(1-jitter) and ttl, in whole
+// milliseconds, at least one.
+func freshFor(ttl time.Duration, jitter float64) time.Duration {
+	if jitter > 0 {
+		ttl -= time.Duration(rand.Float64() * jitter * float64(ttl))
+	}
+	return max(ttl, time.Millisecond)
+}
+
+// lifetime is a value's two bounds as they go into its header. A value that may
+// be shared only with those who wait for it is gone as soon as can be.
+func lifetime(f *fill, p *Policy) (fresh, hard time.Duration) {
+	if f.ttl <= 0 {
+		return 0, time.Millisecond
+	}
+	fresh = min(freshFor(f.ttl, p.Jitter), cache.MaxTTL)
+	if f.staleFor < 0 {
+		return fresh, fresh
+	}
+	return fresh, min(fresh+f.staleFor+(p.StaleIfError-p.Stale), cache.MaxTTL)
+}

@@ -1,0 +1,256 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// engine is a Guard without its type: values are *V in an any.
+type engine struct {
+	store  cache.Store
+	name   string
+	policy Policy
+	coder  coder
+	codec  cache.Codec
+
+	// numbers orders callers and commands of this process: clocks can tie.
+	numbers atomic.Uint64
+
+	flights   flights // callers wait for these
+	refreshes flights // nobody waits for these
+	locals    flights // callers of keys whose values are too large to store
+	unguarded chan struct{}
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+}
+
+func newEngine(store cache.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
+	e := &engine{
+		store: store, name: name, policy: p, coder: c, codec: codec,
+		unguarded: make(chan struct{}, p.MaxUnguarded),
+	}
+	for _, fs := range e.allFlights() {
+		fs.init()
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	return e
+}
+
+// storeKey is the user's key as the store knows it. A name can't hold a colon,
+// so no two guards share a key.
+func (e *engine) storeKey(key string) string { return e.name + ":" + key }
+
+// tick draws a number: greater than all drawn before it, in any goroutine.
+func (e *engine) tick() uint64 { return e.numbers.Add(1) }
+
+func (e *engine) allFlights() []*flights { return []*flights{&e.flights, &e.refreshes, &e.locals} }
+
+// load is one call of Get or Load.
+func (e *engine) load(c call) *outcome {
+	var (
+		num    uint64 // this caller's, drawn when it first needs one
+		waited = newPatience(e.policy.WaitTimeout)
+	)
+	defer waited.stop()
+	for {
+		readAt := time.Now()
+		r, err := e.store.Read(c.ctx, e.storeKey(c.key))
+		if o := e.endedFor(c.ctx, err); o != nil {
+			return o
+		}
+		var o *outcome
+		if err != nil {
+			r, o = nil, &outcome{then: fetch}
+		} else {
+			o = e.judge(r, c)
+		}
+		if o.then == fetch {
+			if within(c.ctx, e, c.key) {
+				return &outcome{err: reentrant(c.key)}
+			}
+			if num == 0 {
+				num = e.tick()
+			}
+			o = e.share(c, num, &e.flights, waited, func(f *flight) *outcome {
+				return e.fly(&e.flights, f, c, r, err)
+			})
+		}
+		if o.then == fetchLocal {
+			num = max(num, e.tick())
+			o = e.share(c, num, &e.locals, waited, func(f *flight) *outcome { return e.local(f, c) })
+		}
+		switch o.then {
+		case fetchAlone:
+			return e.alone(c)
+		case fetch:
+			continue
+		}
+		if o.refresh != nil {
+			e.refresh(c, o.refresh)
+		}
+		return e.mask(c, o, r, readAt)
+	}
+}
+
+// endedFor is the outcome for a caller whose context ended, or whose store was
+// closed; nil if it may go on.
+func (e *engine) endedFor(ctx context.Context, err error) *outcome {
+	if ctx.Err() != nil {
+		return &outcome{err: context.Cause(ctx)}
+	}
+	if e.ctx.Err() != nil || errors.Is(err, cache.ErrClosed) {
+		return &outcome{err: ErrClosed}
+	}
+	return nil
+}
+
+// judge is the outcome that a reading alone allows.
+func (e *engine) judge(r *cache.Reading, c call) *outcome {
+	if r.Damage != nil {
+		e.observe(Event{Kind: cache.EntryDamaged, Key: c.key, Err: r.Damage})
+	}
+	act := decide(r, &e.policy)
+	switch act {
+	case notFound:
+		return &outcome{err: ErrNotFound, entry: r}
+	case fetch, fetchAlone, fetchLocal:
+		return &outcome{then: act}
+	}
+	value, err := e.unpack(r)
+	if err != nil {
+		e.observe(Event{Kind: cache.EntryDamaged, Key: c.key, Token: r.Entry.Version, Err: err})
+		return &outcome{then: fetch}
+	}
+	o := &outcome{value: value, source: FromRedis, stored: true, entry: r}
+	if act == serveStale {
+		o.source, o.refresh = Stale, r
+		e.observe(Event{Kind: cache.StaleServed, Key: c.key, Token: r.Entry.Version, Duration: r.Age})
+	}
+	return o
+}
+
+// share waits for the key's flight among fs, as its first caller, who brings
+// what it runs, or a later one, until there is an outcome that the caller of the
+// given number may have.
+func (e *engine) share(c call, num uint64, fs *flights, waited *patience, run func(*flight) *outcome) *outcome {
+	f, result, first := fs.join(c.key, num, run)
+	if f == nil {
+		return &outcome{err: ErrClosed}
+	}
+	defer fs.leave(f, num)
+	superseded := f.superseded
+	for {
+		select {
+		case res := <-result:
+			o := res.Val.(*outcome)
+			switch {
+			case num >= o.moment:
+				return goRound()
+			case o.private && !first:
+				return &outcome{then: fetchAlone}
+			case first || o.source != Fetched:
+				return o
+			}
+			others := *o
+			others.source = Waited
+			return &others
+		case <-superseded:
+			if !fs.servesLate(f, num) {
+				return goRound()
+			}
+			superseded = nil
+		case <-c.ctx.Done():
+			return &outcome{err: context.Cause(c.ctx)}
+		case <-waited.over():
+			if first && fs.leading(f) {
+				waited.stop() // it waits for its own fetch, which has a bound of its own
+				continue
+			}
+			return &outcome{err: fmt.Errorf("%w (%v) for %q", ErrWaitTimeout, e.policy.WaitTimeout, c.key)}
+		}
+	}
+}
+
+// mask serves what this caller read instead of an error, if the policy says so.
+// What it read was sent for after it came, so this needs no sharing rule.
+func (e *engine) mask(c call, o *outcome, r *cache.Reading, readAt time.Time) *outcome {
+	if o.err == nil || c.ctx.Err() != nil || errors.Is(o.err, ErrNotFound) || errors.Is(o.err, ErrClosed) {
+		return o
+	}
+	waited := time.Since(readAt)
+	if !servableIfError(r, waited) {
+		return o
+	}
+	value, err := e.unpack(r)
+	if err != nil {
+		return o
+	}
+	older := &cache.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
+	e.observe(Event{Kind: cache.StaleServed, Key: c.key, Token: r.Entry.Version, Duration: older.Age, Err: o.err})
+	return &outcome{value: value, source: Stale, stored: true, entry: older}
+}
+
+// refresh starts the background flight of a key unless there is one.
+func (e *engine) refresh(c call, r *cache.Reading) {
+	f, _, _ := e.refreshes.join(c.key, 0, func(f *flight) *outcome {
+		o := e.fly(&e.refreshes, f, c, r, nil)
+		if o.err != nil {
+			e.observe(Event{Kind: cache.RefreshFailed, Key: c.key, Err: o.err})
+		}
+		return o
+	})
+	if f != nil {
+		e.refreshes.leave(f, 0)
+	}
+}
+
+// close ends all flights; those that hold a lease release it.
+func (e *engine) close() {
+	for _, fs := range e.allFlights() {
+		fs.close()
+	}
+	e.cancel()
+	for _, fs := range e.allFlights() {
+		fs.wg.Wait()
+	}
+}
+
+// unavailable wraps a store's error for callers.
+func unavailable(err error) error {
+	if errors.Is(err, cache.ErrClosed) {
+		return ErrClosed
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+}
+
+// A patience is a timer that is made when it is first needed.
+type patience struct {
+	end   time.Time
+	timer *time.Timer
+	off   bool
+}
+
+func newPatience(d time.Duration) *patience { return &patience{end: time.Now().Add(d)} }
+
+func (p *patience) over() <-chan time.Time {
+	if p.off {
+		return nil
+	}
+	if p.timer == nil {
+		p.timer = time.NewTimer(time.Until(p.end))
+	}
+	return p.timer.C
+}
+
+func (p *patience) stop() {
+	p.off = true
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+}

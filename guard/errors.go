@@ -1,0 +1,108 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// What a fetch may answer besides a value and errors of its own.
+var (
+	// ErrNotFound, returned by a fetch, is cached for [Policy.Negative]; callers
+	// get it too, in every process.
+	ErrNotFound = errors.New("guard: not found")
+	// ErrNotModified, returned by a fetch that was given a stale value
+	// ([Fill.Stale]), says that this value is good for another TTL.
+	ErrNotModified = errors.New("guard: not modified")
+)
+
+// What a caller may get besides the fetch's errors.
+var (
+	// ErrMiss: Peek found nothing.
+	ErrMiss = errors.New("guard: nothing stored")
+	// ErrUnavailable: Redis can't be reached, or refuses, and the policy is
+	// FailClosed; or a Set, Delete, Expire, Reset or Peek failed for that reason.
+	ErrUnavailable = errors.New("guard: store unavailable")
+	// ErrQuarantined: so many processes died fetching this key that nobody may
+	// for a while ([Policy.MaxAttempts], [Policy.Quarantine]).
+	ErrQuarantined = errors.New("guard: key quarantined")
+	// ErrWaitTimeout: the outcome of somebody else's fetch did not come within
+	// [Policy.WaitTimeout].
+	ErrWaitTimeout = errors.New("guard: waited too long for the fetch of another caller")
+	// ErrFetchTimeout: the fetch did not end within [Policy.FetchTimeout].
+	ErrFetchTimeout = errors.New("guard: fetch timed out")
+	// ErrReentrant: a fetch asked its own guard for its own key, and would have
+	// waited for itself.
+	ErrReentrant = errors.New("guard: fetch asks for its own key")
+	// ErrTooLarge: Set was given a value over [Policy.MaxBytes].
+	ErrTooLarge = errors.New("guard: value too large")
+	// ErrClosed: the guard or its store was closed.
+	ErrClosed = errors.New("guard: closed")
+	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
+	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")
+)
+
+// A PanicError is what callers in the process get whose fetch panicked; those in
+// others get a [RemoteError] with Panicked set.
+type PanicError struct {
+	Value any    // what was given to panic
+	Stack []byte // of the goroutine that panicked
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("guard: fetch panicked: %v", e.Value)
+}
+
+// Unwrap returns the panic's value if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// A RetryAfterError says that nobody in the fleet should fetch this key again
+// before After has passed. Make one with [RetryAfter].
+type RetryAfterError struct {
+	Err   error
+	After time.Duration
+}
+
+func (e *RetryAfterError) Error() string {
+	return fmt.Sprintf("%v (retry after %v)", e.Err, e.After)
+}
+
+func (e *RetryAfterError) Unwrap() error { return e.Err }
+
+// RetryAfter is for a fetch to return: err, and nobody in the fleet fetches this
+// key again for d. Callers get err (or the stale value, if the policy has one)
+// until then. A d of zero or less is no pause.
+func RetryAfter(err error, d time.Duration) error {
+	return &RetryAfterError{Err: err, After: d}
+}
+
+// A RemoteError is the failure of a fetch that ran in another process. It
+// unwraps to the sentinels it wrapped there, as far as [Policy.Errors] registers
+// them, so that errors.Is works across machines.
+type RemoteError struct {
+	Text       string        // the error's text
+	Sentinels  []error       // registered errors that it wrapped
+	Panicked   bool          // the fetch panicked
+	RetryAfter time.Duration // nobody fetches before this has passed; 0: no pause
+}
+
+func (e *RemoteError) Error() string { return "guard: fetch in another process: " + e.Text }
+
+// Unwrap returns the sentinels.
+func (e *RemoteError) Unwrap() []error { return e.Sentinels }
+
+// PauseOf returns how long nobody will fetch again, as far as err tells.
+func PauseOf(err error) (time.Duration, bool) {
+	var remote *RemoteError
+	if errors.As(err, &remote) && remote.RetryAfter > 0 {
+		return remote.RetryAfter, true
+	}
+	var local *RetryAfterError
+	if errors.As(err, &local) && local.After > 0 {
+		return local.After, true
+	}
+	return 0, false
+}

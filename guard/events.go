@@ -1,0 +1,88 @@
+package guard
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// Event and Observer are those of package cache, whose stores report to the
+// same kind of observer.
+type (
+	Event    = cache.Event
+	Observer = cache.Observer
+)
+
+// observe reports an event, if anybody wants to know.
+func (e *engine) observe(ev Event) {
+	if e.policy.Observer != nil {
+		e.tell(ev)
+	}
+}
+
+func (e *engine) observeAs(kind cache.EventKind, ev Event) {
+	if e.policy.Observer != nil {
+		ev.Kind = kind
+		e.tell(ev)
+	}
+}
+
+func (e *engine) tell(ev Event) {
+	ev.Guard = e.name
+	if e.policy.HideKeys {
+		ev.Key = ""
+	}
+	e.policy.Observer.Observe(ev)
+}
+
+// LogObserver reports events to a structured logger: what an operator should
+// look at as warnings, the rest at debug level.
+func LogObserver(logger *slog.Logger) Observer { return logObserver{logger} }
+
+type logObserver struct{ logger *slog.Logger }
+
+var warnings = map[cache.EventKind]bool{
+	cache.LeaseTakenOver: true, cache.LeaseLost: true, cache.FetchFailed: true,
+	cache.FillRefused: true, cache.FillTooLarge: true, cache.KeyQuarantined: true,
+	cache.RefreshFailed: true, cache.Unguarded: true, cache.EntryDamaged: true,
+	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.SubscriptionLost: true,
+	cache.LivenessOff: true, cache.MessageDamaged: true,
+}
+
+// Observe implements [Observer].
+func (l logObserver) Observe(ev Event) {
+	level := slog.LevelDebug
+	if warnings[ev.Kind] {
+		level = slog.LevelWarn
+	}
+	ctx := context.Background()
+	if !l.logger.Enabled(ctx, level) {
+		return
+	}
+	attrs := make([]slog.Attr, 0, 8)
+	text := func(name, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(name, value))
+		}
+	}
+	text("guard", ev.Guard)
+	text("key", ev.Key)
+	text("node", ev.Node)
+	if !ev.Token.IsZero() {
+		text("token", ev.Token.String())
+	}
+	if ev.Attempt != 0 {
+		attrs = append(attrs, slog.Int("attempt", ev.Attempt))
+	}
+	if ev.Size != 0 {
+		attrs = append(attrs, slog.Int("bytes", ev.Size))
+	}
+	if ev.Duration != 0 {
+		attrs = append(attrs, slog.Duration("duration", ev.Duration))
+	}
+	if ev.Err != nil {
+		text("error", ev.Err.Error())
+	}
+	l.logger.LogAttrs(ctx, level, "stampede: "+string(ev.Kind), attrs...)
+}

@@ -1,0 +1,86 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A failure is how a fetch's error travels to other processes: MessagePack, as
+// docs/protocol.md describes it for other languages.
+type failure struct {
+	Text      string   `msgpack:"t"`
+	Sentinels []string `msgpack:"s,omitempty"` // registered names, or reserved ones
+	Panicked  bool     `msgpack:"p,omitempty"`
+	PauseMS   int64    `msgpack:"r,omitempty"` // nobody fetches for so long
+}
+
+const (
+	reservedPrefix = "guard:"
+	notFoundName   = reservedPrefix + "not_found"
+
+	// maxFailureText bounds the text of an error that travels.
+	maxFailureText = 4 << 10
+)
+
+// encodeFailure never fails: what can't be said is left out.
+func encodeFailure(err error, pause time.Duration, p *Policy) []byte {
+	f := failure{Text: err.Error(), PauseMS: pause.Milliseconds()}
+	if len(f.Text) > maxFailureText {
+		f.Text = f.Text[:maxFailureText] + "… (cut)"
+	}
+	var panicked *PanicError
+	f.Panicked = errors.As(err, &panicked)
+	for name, sentinel := range p.Errors {
+		if errors.Is(err, sentinel) {
+			f.Sentinels = append(f.Sentinels, name)
+		}
+	}
+	if errors.Is(err, ErrNotFound) {
+		f.Sentinels = append(f.Sentinels, notFoundName)
+	}
+	slices.Sort(f.Sentinels)
+	b, encodeErr := msgpack.Marshal(&f)
+	if encodeErr != nil {
+		return nil // decodes as an unknown failure
+	}
+	return b
+}
+
+// decodeFailure is the inverse, and makes something of any bytes.
+func decodeFailure(b []byte, p *Policy) *RemoteError {
+	var f failure
+	if len(b) > 2*maxFailureText+1024 {
+		return &RemoteError{Text: fmt.Sprintf("its failure, of %d bytes, can't be read", len(b))}
+	}
+	if err := decodeStrict(b, &f); err != nil {
+		return &RemoteError{Text: fmt.Sprintf("its failure can't be read: %v", err)}
+	}
+	e := &RemoteError{
+		Text:       f.Text,
+		Panicked:   f.Panicked,
+		RetryAfter: min(max(0, time.Duration(min(f.PauseMS, cache.MaxTTL.Milliseconds()))*time.Millisecond), cache.MaxTTL),
+	}
+	for _, name := range f.Sentinels {
+		if name == notFoundName {
+			e.Sentinels = append(e.Sentinels, ErrNotFound)
+		} else if sentinel := p.Errors[name]; sentinel != nil {
+			e.Sentinels = append(e.Sentinels, sentinel)
+		}
+	}
+	return e
+}
+
+func decodeStrict(b []byte, f *failure) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%v", p)
+		}
+	}()
+	return msgpack.Unmarshal(b, f)
+}

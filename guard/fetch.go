@@ -1,0 +1,260 @@
+package guard
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A fetched is what a fetch came to.
+type fetched struct {
+	value any
+	entry *cache.Entry // of the value, packed
+	err   error
+	took  time.Duration
+	lost  bool // the lease was lost, and the fetch given up as nobody could use it
+}
+
+// runFetch runs the fetch in a goroutine of its own, so that neither a hung
+// fetch nor one that panics or exits its goroutine takes the flight along. It
+// returns at FetchTimeout, whether the fetch heeds its context or not, when ctx
+// ends, or when unwanted is closed. lost is called when the lease is lost.
+func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lease, lost func(), unwanted <-chan struct{}) fetched {
+	timeout := fmt.Errorf("%w: %q took longer than %v", ErrFetchTimeout, c.key, e.policy.FetchTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
+	defer cancel()
+	var leaseLost <-chan struct{}
+	ev := Event{Key: c.key, Attempt: f.attempt}
+	if lease != nil {
+		leaseLost, ev.Token = lease.Lost(), lease.Token
+	}
+	e.observeAs(cache.FetchStarted, ev)
+	start := time.Now()
+	done := make(chan fetched, 1)
+	go e.callFetch(ctx, c, f, done) // ends when the user's fetch does
+	var r fetched
+	for waiting := true; waiting; {
+		select {
+		case r = <-done:
+			waiting = false
+		case <-ctx.Done():
+			r, waiting = fetched{err: context.Cause(ctx)}, false
+		case <-leaseLost:
+			e.observeAs(cache.LeaseLost, ev)
+			leaseLost = nil
+			lost()
+		case <-unwanted:
+			r, waiting = fetched{lost: true, err: context.Canceled}, false
+		}
+	}
+	r.took = time.Since(start)
+	if errors.Is(r.err, context.DeadlineExceeded) && context.Cause(ctx) == timeout {
+		r.err = timeout // the fetch heeded its context
+	}
+	ev.Duration, ev.Err = r.took, r.err
+	if r.err != nil {
+		e.observeAs(cache.FetchFailed, ev)
+	} else {
+		e.observeAs(cache.FetchDone, ev)
+	}
+	return r
+}
+
+// callFetch calls the user's fetch and packs its value, and answers on done
+// whatever becomes of it.
+func (e *engine) callFetch(ctx context.Context, c call, f *fill, done chan<- fetched) {
+	ctx, frame := enter(ctx, e, c.key)
+	var r fetched
+	returned := false
+	defer func() {
+		frame.ended.Store(true)
+		if !returned {
+			// A panic or a Goexit: recover tells them apart.
+			r = fetched{err: ErrGoexit}
+			if p := recover(); p != nil {
+				r.err = &PanicError{Value: p, Stack: debug.Stack()}
+			}
+		}
+		done <- r
+	}()
+	r.value, r.err = c.fetch(ctx, f)
+	if r.err == nil && !f.private {
+		r.entry, r.err = e.pack(r.value)
+	}
+	returned = true
+}
+
+// lead fetches under a lease that was granted, and gives it back with the
+// outcome.
+func (p *pursuit) lead(lease *cache.Lease) *outcome {
+	ev := Event{Kind: cache.LeaseGranted, Key: p.call.key, Token: lease.Token, Attempt: lease.Attempt}
+	if lease.TakenOver {
+		ev.Kind = cache.LeaseTakenOver
+	}
+	p.observe(ev)
+	f := p.newFill()
+	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
+	start := p.tick()
+	p.fs.fetching(p.f, start)
+	r := p.runFetch(p.ctx, p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
+
+	// The lease is given back whatever became of the flight.
+	ctx := context.WithoutCancel(p.ctx)
+	switch {
+	case r.err != nil && p.engine.ctx.Err() != nil:
+		_ = p.store.Release(ctx, lease)
+		p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
+		return &outcome{err: ErrClosed, moment: always}
+	case r.lost:
+		// The fetch was ended by the loss of its lease: a loss, not a failure. Fail
+		// will say no, which strikes the attempt from the record.
+		_, _ = p.store.Fail(ctx, lease, nil, 0)
+		return goRound()
+	case errors.Is(r.err, ErrNotFound) && p.policy.Negative != Off:
+		entry := &cache.Entry{Kind: cache.Negative, TTL: p.policy.Negative, FreshFor: p.policy.Negative}
+		return p.fill(ctx, lease, start, entry, r, &outcome{err: r.err})
+	case errors.Is(r.err, ErrNotModified):
+		return p.renew(ctx, lease, start, f, r)
+	case r.err != nil:
+		return p.fail(ctx, lease, start, r.err)
+	}
+	return p.fill(ctx, lease, start, p.entryOf(f, &r), r, &outcome{value: r.value, source: Fetched, private: f.private})
+}
+
+// newFill presets what a fetch may change.
+func (p *pursuit) newFill() *fill {
+	f := &fill{attempt: 1, ttl: p.policy.TTL, staleFor: p.policy.Stale}
+	if r := p.known; r != nil && r.Found && r.Entry.Kind == cache.Value {
+		if value, err := p.unpack(r); err == nil {
+			f.stale, f.staleReading = value, r
+		}
+	}
+	return f
+}
+
+// entryOf is what is stored of a fetched value: the value, or a marker where it
+// may not be.
+func (p *pursuit) entryOf(f *fill, r *fetched) *cache.Entry {
+	if f.private {
+		return &cache.Entry{Kind: cache.Bypass, TTL: p.policy.Bypass, FreshFor: p.policy.Bypass}
+	}
+	// MaxBytes bounds what is encoded; what is packed may be smaller or equal.
+	if size := len(r.entry.Payload); size > p.policy.MaxBytes {
+		p.observe(Event{Kind: cache.FillTooLarge, Key: p.call.key, Size: size})
+		return &cache.Entry{Kind: cache.Bypass, Flags: cache.FlagTooLarge, TTL: p.policy.Bypass, FreshFor: p.policy.Bypass}
+	}
+	r.entry.FreshFor, r.entry.TTL = lifetime(f, &p.policy)
+	return r.entry
+}
+
+// renew stores the stale value for another TTL, as the upstream said it is good.
+func (p *pursuit) renew(ctx context.Context, lease *cache.Lease, start uint64, f *fill, r fetched) *outcome {
+	if f.staleReading == nil {
+		return p.fail(ctx, lease, start, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
+	}
+	old := f.staleReading.Entry
+	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags &^ cache.FlagExpired, Payload: old.Payload}
+	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
+	return p.fill(ctx, lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
+}
+
+// fill stores the entry and completes the outcome: shared with all who came
+// before the fill was sent if it was accepted, else only with those who came
+// before the fetch started.
+func (p *pursuit) fill(ctx context.Context, lease *cache.Lease, start uint64, entry *cache.Entry, r fetched, o *outcome) *outcome {
+	entry.Took = r.took
+	o.moment = p.tick()
+	ok, err := p.store.Fill(ctx, lease, entry)
+	ev := Event{Key: p.call.key, Token: lease.Token, Size: len(entry.Payload), Err: err}
+	if !ok {
+		p.observeAs(cache.FillRefused, ev)
+		if errors.Is(err, cache.ErrRefused) {
+			// Redis is full, say: it will take the lease back all the same.
+			_ = p.store.Release(ctx, lease)
+		}
+		o.moment = start
+		return o
+	}
+	p.observeAs(cache.FillStored, ev)
+	o.stored = entry.Kind != cache.Bypass
+	if entry.Kind == cache.Value {
+		o.entry = &cache.Reading{Entry: *entry, Found: true, Left: entry.TTL}
+	}
+	return o
+}
+
+// fail gives the lease back with an error, and a pause if the fetch asked for
+// one or there is a stale value to live on.
+func (p *pursuit) fail(ctx context.Context, lease *cache.Lease, start uint64, cause error) *outcome {
+	pause, asked := PauseOf(cause)
+	if !asked && p.policy.ErrorPause != Off && (p.background || servableIfError(p.known, 0)) {
+		pause = p.policy.ErrorPause
+	}
+	pause = min(pause, cache.MaxTTL)
+	o := &outcome{err: cause, moment: p.tick()}
+	if ok, _ := p.store.Fail(ctx, lease, encodeFailure(cause, pause, &p.policy), pause); !ok {
+		o.moment = start
+	}
+	return o
+}
+
+// unguardedFetch fetches without a lease: callers of the key in this process
+// share it, and MaxUnguarded bounds them all.
+func (p *pursuit) unguardedFetch(why error) *outcome {
+	select {
+	case p.unguarded <- struct{}{}:
+		defer func() { <-p.unguarded }()
+	case <-p.ctx.Done():
+		return &outcome{err: ErrClosed, moment: always}
+	}
+	p.observe(Event{Kind: cache.Unguarded, Key: p.call.key, Err: why})
+	return p.fetchHere(UnguardedFetch)
+}
+
+// fetchHere fetches for the callers who were there before, and stores nothing.
+func (p *pursuit) fetchHere(source Source) *outcome {
+	f := p.newFill()
+	f.idempotencyKey = randomKey()
+	start := p.tick()
+	p.fs.fetching(p.f, start)
+	r := p.runFetch(p.ctx, p.call, f, nil, nil, nil)
+	if p.engine.ctx.Err() != nil {
+		return &outcome{err: ErrClosed, moment: always}
+	}
+	o := &outcome{value: r.value, err: r.err, source: source, moment: start, private: f.private}
+	if errors.Is(r.err, ErrNotModified) && f.stale != nil {
+		o.value, o.err = f.stale, nil
+	}
+	return o
+}
+
+// alone fetches for one caller whose key's values may not be shared, on the
+// caller's own context.
+func (e *engine) alone(c call) *outcome {
+	if within(c.ctx, e, c.key) {
+		return &outcome{err: reentrant(c.key)}
+	}
+	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, idempotencyKey: randomKey(), private: true}
+	r := e.runFetch(c.ctx, c, f, nil, nil, e.ctx.Done())
+	if r.err != nil {
+		if o := e.endedFor(c.ctx, nil); o != nil {
+			return o
+		}
+	}
+	return &outcome{value: r.value, err: r.err, source: Fetched}
+}
+
+func reentrant(key string) error { return fmt.Errorf("%w: %q", ErrReentrant, key) }
+
+// randomKey stands in for a lease's token where there is no lease.
+func randomKey() string {
+	var b [cache.TokenSize]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}

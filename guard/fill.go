@@ -1,0 +1,83 @@
+package guard
+
+import (
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A Fill is what a fetch is told by [Guard.Load], and what it may say about its
+// value before it returns. It belongs to that fetch alone.
+type Fill[V any] struct {
+	// Stale is the last value, if there is one, for a conditional request: answer
+	// ErrNotModified if it is still good. It may be shared: treat it as read-only.
+	Stale *V
+	// Attempt counts the attempts to fetch this key since its last outcome,
+	// fleet-wide, from 1. Above 1, a holder before this one died.
+	Attempt int
+	// IdempotencyKey is unique to this attempt: the lease token in hexadecimal.
+	// An upstream that is given it can tell a duplicate.
+	IdempotencyKey string
+
+	// TTL is how long the value will be fresh; preset from the policy. Zero or
+	// less hands the value to those who wait for it now, and to nobody later.
+	TTL time.Duration
+	// StaleFor is how long the value may be served stale after that; preset from
+	// the policy's Stale. Off forbids it, also when a fetch fails.
+	StaleFor time.Duration
+	// Private keeps the value for the caller that fetched it. For Policy.Bypass,
+	// all callers of the key then fetch for themselves, side by side.
+	Private bool
+}
+
+// fill is Fill without its type.
+type fill struct {
+	stale          any            // decoded
+	staleReading   *cache.Reading // as read; nil: none
+	attempt        int
+	idempotencyKey string
+	ttl, staleFor  time.Duration
+	private        bool
+}
+
+// Source says where a value came from.
+type Source byte
+
+const (
+	// FromRedis: stored and fresh.
+	FromRedis Source = iota + 1
+	// Fetched: by this call.
+	Fetched
+	// Waited: fetched by another caller, here or in another process, while this
+	// one waited.
+	Waited
+	// Stale: stored, no longer fresh, and served all the same.
+	Stale
+	// UnguardedFetch: fetched without a lease, as Redis was away.
+	UnguardedFetch
+)
+
+func (s Source) String() string {
+	switch s {
+	case FromRedis:
+		return "redis"
+	case Fetched:
+		return "fetched"
+	case Waited:
+		return "waited"
+	case Stale:
+		return "stale"
+	case UnguardedFetch:
+		return "unguarded"
+	}
+	return "unknown"
+}
+
+// A Result is a value and where it comes from.
+type Result[V any] struct {
+	Value  V
+	Source Source
+	Age    time.Duration // since it was stored; 0 for one just fetched
+	TTL    time.Duration // how long it is still fresh; 0 if it is stale
+	Stored bool          // whether the store has it
+}

@@ -1,0 +1,308 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// How a waiting flight looks after its holder, besides being woken: every 50 ms
+// at first, slowing down to 250 ms; and once more 50 ms after a look that found
+// nobody, as a slot that has just moved looks the same once.
+const (
+	firstPoll  = 50 * time.Millisecond
+	lastPoll   = 250 * time.Millisecond
+	secondLook = 50 * time.Millisecond
+
+	// holdOff keeps a refresh that came to nothing from being followed at once by
+	// the next: many callers are being served stale values meanwhile.
+	holdOff = 250 * time.Millisecond
+)
+
+// A pursuit is the state of one flight on its way to an outcome: it asks for the
+// lease, and fetches if it is granted, or waits for the one who holds it and
+// asks again.
+type pursuit struct {
+	*engine
+	ctx        context.Context
+	f          *flight
+	fs         *flights
+	call       call
+	background bool
+	known      *cache.Reading // the last entry seen; nil: Redis was away
+
+	ask        cache.Ask
+	moment     uint64 // when the last acquire was sent
+	heldMoment uint64 // when the acquire was sent that was last answered "held"
+	unwatched  time.Time
+	suspicious bool // the last answer was "quarantined"
+
+	watch     *cache.Watch
+	waitSince time.Time
+	poll      time.Duration
+}
+
+// newPursuit is the pursuit of a flight. It runs on a context of its own: the
+// first caller's values, none of its cancellation.
+func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) (*pursuit, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(c.ctx))
+	stop := context.AfterFunc(e.ctx, cancel)
+	p := &pursuit{
+		engine: e, ctx: ctx, f: f, fs: fs, call: c, known: r, poll: firstPoll,
+		background: fs == &e.refreshes,
+		ask: cache.Ask{
+			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout,
+			MaxAttempts: max(e.policy.MaxAttempts, 0), Window: e.policy.Quarantine,
+		},
+	}
+	return p, func() { stop(); cancel() }
+}
+
+// fly is the body of a flight that a read set off, which found r, or failed.
+func (e *engine) fly(fs *flights, f *flight, c call, r *cache.Reading, away error) *outcome {
+	p, end := e.newPursuit(fs, f, c, r)
+	defer end()
+	if r == nil {
+		return p.withoutStore(away)
+	}
+	p.ask.Seen = r.Seen
+	o := p.run()
+	if p.watch != nil {
+		p.watch.Close()
+		p.observe(Event{Kind: cache.WaitEnded, Key: c.key, Token: p.ask.LastHeld, Duration: time.Since(p.waitSince), Err: o.err})
+	}
+	if p.background && (o.err != nil || o.then == fetch) {
+		_ = sleep(p.ctx, holdOff)
+	}
+	return o
+}
+
+// local is the body of a flight for a key whose values are too large to store:
+// callers of the process share a fetch, without a lease.
+func (e *engine) local(f *flight, c call) *outcome {
+	p, end := e.newPursuit(&e.locals, f, c, nil)
+	defer end()
+	return p.fetchHere(Fetched)
+}
+
+// run asks until there is an outcome.
+func (p *pursuit) run() *outcome {
+	key := p.storeKey(p.call.key)
+	for {
+		p.ask.Suspect = p.suspect()
+		p.moment = p.tick()
+		answer, err := p.store.Acquire(p.ctx, key, p.ask)
+		if o := p.endedFor(p.ctx, err); o != nil {
+			if answer.Verdict == cache.Granted {
+				_ = p.store.Release(context.WithoutCancel(p.ctx), answer.Lease)
+			}
+			return &outcome{err: ErrClosed, moment: always}
+		}
+		if err != nil {
+			return p.withoutStore(err)
+		}
+		if o := p.answered(answer); o != nil {
+			return o
+		}
+		if answer.Verdict == cache.Held {
+			if o := p.wait(answer); o != nil {
+				return o
+			}
+		}
+	}
+}
+
+// suspect is the holder to be taken over, if it looked unwatched long enough ago.
+func (p *pursuit) suspect() cache.Token {
+	if p.unwatched.IsZero() || time.Since(p.unwatched) < secondLook {
+		return cache.Token{}
+	}
+	return p.ask.LastHeld
+}
+
+// answered is the outcome that an answer brings; nil: wait if it was "held",
+// else ask again.
+func (p *pursuit) answered(a cache.Answer) *outcome {
+	if a.Verdict != cache.Quarantined {
+		p.suspicious = false
+	}
+	switch a.Verdict {
+	case cache.Granted:
+		return p.lead(a.Lease)
+	case cache.HasEntry:
+		return p.stored(a.Reading)
+	case cache.Failed:
+		return &outcome{err: decodeFailure(a.Failure, &p.policy), moment: p.heldMoment}
+	case cache.Paused:
+		err := decodeFailure(a.Failure, &p.policy)
+		err.RetryAfter = a.TTL
+		p.observe(Event{Kind: cache.KeyPaused, Key: p.call.key, Duration: a.TTL, Err: err})
+		return &outcome{err: err, moment: p.moment}
+	case cache.Quarantined:
+		return p.quarantined(a.TTL)
+	}
+	p.held(a)
+	return nil
+}
+
+// stored judges an entry that came up meanwhile. One that can't be served is
+// asked over.
+func (p *pursuit) stored(r *cache.Reading) *outcome {
+	p.known = r
+	p.ask.Seen = r.Seen
+	if r.Damage != nil {
+		p.observe(Event{Kind: cache.EntryDamaged, Key: p.call.key, Err: r.Damage})
+	}
+	switch act := decide(r, &p.policy); act {
+	case notFound:
+		return &outcome{err: ErrNotFound, entry: r, moment: p.moment}
+	case fetchAlone, fetchLocal:
+		return &outcome{then: act, moment: p.moment}
+	case serve, serveStale:
+		value, err := p.unpack(r)
+		if err != nil {
+			p.observe(Event{Kind: cache.EntryDamaged, Key: p.call.key, Token: r.Entry.Version, Err: err})
+			return nil
+		}
+		o := &outcome{value: value, source: FromRedis, stored: true, entry: r, moment: p.moment}
+		if p.watch != nil {
+			o.source = Waited
+		}
+		if act == serveStale {
+			o.source, o.refresh = Stale, r
+		}
+		return o
+	}
+	return nil
+}
+
+// quarantined counts only when it is answered twice: what looked like dead
+// processes may have been reconnecting.
+func (p *pursuit) quarantined(left time.Duration) *outcome {
+	if !p.suspicious {
+		p.suspicious = true
+		_ = sleep(p.ctx, secondLook)
+		return nil
+	}
+	p.observe(Event{Kind: cache.KeyQuarantined, Key: p.call.key, Duration: left})
+	return &outcome{
+		err:    fmt.Errorf("%w: %d processes died fetching %q; lifted in %v, or by Reset or Set", ErrQuarantined, p.policy.MaxAttempts, p.call.key, left),
+		moment: p.moment,
+	}
+}
+
+// held takes note of whose the lease is.
+func (p *pursuit) held(a cache.Answer) {
+	p.heldMoment = p.moment
+	if a.Holder != p.ask.LastHeld {
+		p.unwatched = time.Time{}
+		p.observe(Event{Kind: cache.LeaseHeld, Key: p.call.key, Token: a.Holder, Duration: a.TTL})
+	}
+	p.ask.LastHeld = a.Holder
+	switch {
+	case !a.Unwatched:
+		p.unwatched = time.Time{}
+	case p.unwatched.IsZero():
+		p.unwatched = time.Now()
+	}
+}
+
+// wait returns when there is reason to ask again, or with an outcome that a
+// wake-up told.
+func (p *pursuit) wait(a cache.Answer) *outcome {
+	if p.watch == nil {
+		p.waitSince = time.Now()
+		p.observe(Event{Kind: cache.WaitBegan, Key: p.call.key, Token: a.Holder})
+		p.watch = p.store.Watch(p.storeKey(p.call.key))
+	}
+	// A quarter of jitter: the waiters of a fleet don't look in step.
+	d := p.poll - time.Duration(rand.Int64N(int64(p.poll/4)))
+	if !p.unwatched.IsZero() {
+		d = min(d, secondLook)
+	}
+	timer := time.NewTimer(min(d, a.TTL+time.Millisecond))
+	defer timer.Stop()
+	select {
+	case m := <-p.watch.C:
+		return p.woken(m)
+	case <-timer.C:
+		p.poll = min(p.poll*3/2, lastPoll)
+	case <-p.ctx.Done():
+		return &outcome{err: ErrClosed, moment: always}
+	}
+	if !p.background && p.fs.deserted(p.f) {
+		return goRound() // for whoever joins at this very moment
+	}
+	return nil
+}
+
+// woken takes in a wake-up and those queued behind it. Only word of the token
+// last answered "held" decides: any other may be about a lease that was over
+// before this flight's callers came. Everything else is a reason to ask again.
+func (p *pursuit) woken(m cache.Message) *outcome {
+	for {
+		if m.Token == p.ask.LastHeld {
+			if o := p.told(m); o != nil {
+				return o
+			}
+		}
+		select {
+		case m = <-p.watch.C:
+		default:
+			return nil
+		}
+	}
+}
+
+// told is the outcome a message about the holder brings.
+func (p *pursuit) told(m cache.Message) *outcome {
+	switch m.Signal {
+	case cache.FailedSignal:
+		return &outcome{err: decodeFailure(m.Body, &p.policy), moment: p.heldMoment}
+	case cache.Filled:
+		r := m.Reading()
+		if !r.Found {
+			return nil // too large to ride: asking again brings it
+		}
+		switch {
+		case r.Entry.Kind == cache.Negative:
+			return &outcome{err: ErrNotFound, entry: r, moment: p.heldMoment}
+		case r.Entry.Kind == cache.Bypass && r.Entry.Flags&cache.FlagTooLarge != 0:
+			return &outcome{then: fetchLocal, moment: p.heldMoment}
+		case r.Entry.Kind == cache.Bypass:
+			return &outcome{then: fetchAlone, moment: p.heldMoment}
+		}
+		if value, err := p.unpack(r); err == nil {
+			return &outcome{value: value, source: Waited, stored: true, entry: r, moment: p.heldMoment}
+		}
+	}
+	return nil
+}
+
+// withoutStore is what a flight comes to when Redis can't be reached, or won't
+// grant leases.
+func (p *pursuit) withoutStore(why error) *outcome {
+	if errors.Is(why, cache.ErrClosed) {
+		return &outcome{err: ErrClosed, moment: always}
+	}
+	if p.background || p.policy.WhenUnavailable == FailClosed {
+		return &outcome{err: unavailable(why), moment: always}
+	}
+	return p.unguardedFetch(why)
+}
+
+// sleep waits for d or for the end of ctx, and returns the context's error.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,189 @@
+package guard
+
+import (
+	"context"
+	"runtime/debug"
+	"sync"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// flights lets the callers of a key in this process share one flight. The
+// sharing is singleflight's; what is added is who waits, which decides whether a
+// fetch that lost its lease is still of use, and a way to leave a flight behind
+// whose result will be too old for newcomers.
+type flights struct {
+	group singleflight.Group
+
+	mu     sync.Mutex
+	live   map[string]*flight // in step with group: one here is one there
+	closed bool
+	wg     sync.WaitGroup // flights
+}
+
+// A flight is one pursuit of a key's value: a lease asked for, a fetch or a wait.
+type flight struct {
+	superseded chan struct{} // closed: newcomers, and callers it can't serve, go elsewhere
+	unwanted   chan struct{} // closed: lost its lease, and nobody can use its result
+
+	// Guarded by flights.mu.
+	before, after int    // callers who may have the fetch's result whatever happens, and others
+	fetchMoment   uint64 // when the fetch started; 0: none has
+	lost          bool
+}
+
+func (fs *flights) init() { fs.live = map[string]*flight{} }
+
+// join makes the caller of the given number wait for the key's flight, or run
+// as its first. It returns nil when the guard is closed. Call leave afterwards.
+func (fs *flights) join(key string, num uint64, run func(*flight) *outcome) (f *flight, result <-chan singleflight.Result, first bool) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.closed {
+		return nil, nil, false
+	}
+	f = fs.live[key]
+	if first = f == nil; first {
+		f = &flight{superseded: make(chan struct{}), unwanted: make(chan struct{})}
+		fs.live[key] = f
+		fs.wg.Add(1)
+	}
+	f.count(num, 1)
+	result = fs.group.DoChan(key, func() (any, error) {
+		// Runs only if first: see live.
+		defer fs.wg.Done()
+		defer fs.end(key, f)
+		return safely(run, f), nil
+	})
+	return f, result, first
+}
+
+// safely turns a panic into an outcome: singleflight would end the process.
+// What is called from a flight and may panic is an Observer.
+func safely(run func(*flight) *outcome, f *flight) (o *outcome) {
+	defer func() {
+		if p := recover(); p != nil {
+			o = &outcome{err: &PanicError{Value: p, Stack: debug.Stack()}, moment: always}
+		}
+	}()
+	return run(f)
+}
+
+// end takes the flight out, so that whoever comes now starts the next.
+func (fs *flights) end(key string, f *flight) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.live[key] == f {
+		delete(fs.live, key)
+		fs.group.Forget(key)
+	}
+}
+
+// supersede is end for a flight that goes on without its lease, for those who
+// were there before its fetch started. The others are sent round at once. If
+// there is nobody else, or as soon as there isn't, unwanted is closed.
+func (fs *flights) supersede(key string, f *flight) {
+	fs.end(key, f)
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.lost = true
+	close(f.superseded)
+	f.checkWanted()
+}
+
+func (fs *flights) leave(f *flight, num uint64) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.count(num, -1)
+	f.checkWanted()
+}
+
+// fetching notes when the fetch starts: everybody who waits now was there before.
+func (fs *flights) fetching(f *flight, moment uint64) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.fetchMoment = moment
+	f.before, f.after = f.before+f.after, 0
+}
+
+// leading reports whether the flight is running a fetch.
+func (fs *flights) leading(f *flight) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return f.fetchMoment != 0
+}
+
+// deserted reports whether nobody waits for the flight.
+func (fs *flights) deserted(f *flight) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return f.before+f.after == 0
+}
+
+// servesLate reports whether a caller may still have the result of a flight that
+// was superseded.
+func (fs *flights) servesLate(f *flight, num uint64) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return num < f.fetchMoment
+}
+
+// close lets nobody in any more.
+func (fs *flights) close() {
+	fs.mu.Lock()
+	fs.closed = true
+	fs.mu.Unlock()
+}
+
+func (f *flight) count(num uint64, by int) {
+	if f.fetchMoment == 0 || num < f.fetchMoment {
+		f.before += by
+	} else {
+		f.after += by
+	}
+}
+
+func (f *flight) checkWanted() {
+	if f.lost && f.before == 0 {
+		select {
+		case <-f.unwanted:
+		default:
+			close(f.unwanted)
+		}
+	}
+}
+
+// An outcome is what a flight ends with, for every caller whose number is below
+// its moment (the sharing rule, docs/protocol.md). The others go round again.
+type outcome struct {
+	value  any // *V
+	err    error
+	source Source
+	stored bool
+	entry  *cache.Reading // for age and TTL, where there is one
+
+	moment uint64
+	// private: the value is the first caller's alone; the others fetch for
+	// themselves.
+	private bool
+	// then is what a caller does instead of taking a value: fetchAlone or
+	// fetchLocal, or fetch, to go round again. serve otherwise.
+	then action
+	// refresh: the value is stale, and ought to be refreshed.
+	refresh *cache.Reading
+}
+
+// always is the moment of outcomes that say nothing of the value.
+const always = ^uint64(0)
+
+// goRound sends every caller round again.
+func goRound() *outcome { return &outcome{then: fetch, moment: always} }
+
+// call is one caller's request.
+type call struct {
+	ctx   context.Context
+	key   string // the user's
+	fetch func(context.Context, *fill) (any, error)
+}

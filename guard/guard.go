@@ -1,0 +1,194 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A Guard reads values of type V through a store, fetching what is missing once
+// for the whole fleet. It is safe for concurrent use; make one for each kind of
+// value and keep it.
+//
+// A value is decoded once and shared by the callers of a flight: treat it, and
+// what it points to, as read-only.
+type Guard[V any] struct{ engine *engine }
+
+// A FetchFunc gets a value from where it comes from. Its context has the values
+// of the first caller's context but not its cancellation, as the value is for
+// everybody; it ends at [Policy.FetchTimeout], with [Guard.Close], or when the
+// lease was lost and nobody can use the value any more.
+type FetchFunc[V any] func(ctx context.Context) (V, error)
+
+// New returns a guard on the store. The name is the same in all processes that
+// share the values: it prefixes the keys and labels the events; letters, digits
+// and "._-". All that is wrong with the name and the policy is returned, joined.
+//
+// Several guards may share a store. Close the guards before the store.
+func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error) {
+	var errs []error
+	if store == nil {
+		errs = append(errs, errors.New("guard: New: the store is nil"))
+	}
+	policy = policy.withDefaults()
+	errs = append(errs, checkName(name), policy.validate())
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	codec := policy.Codec
+	if codec == nil {
+		codec = cache.CodecFor[V]()
+	}
+	return &Guard[V]{newEngine(store, name, policy, coderOf[V]{codec}, codec)}, nil
+}
+
+// Get returns the value of key: the stored one while it is fresh, or stale if
+// the policy says so, else what the fetch of one caller in the fleet returns.
+// Any bytes are a key.
+//
+// Errors: what the fetch returned, in this process as it is and from another as
+// a [*RemoteError]; [*PanicError]; [ErrNotFound]; [ErrFetchTimeout];
+// [ErrWaitTimeout]; [ErrQuarantined]; [ErrUnavailable]; [ErrReentrant];
+// [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
+// the fetch goes on for the others.
+func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
+	o := g.engine.load(call{ctx, key, func(ctx context.Context, _ *fill) (any, error) {
+		v, err := fetch(ctx)
+		return &v, err
+	}})
+	if o.err != nil {
+		var zero V
+		return zero, o.err
+	}
+	return *o.value.(*V), nil
+}
+
+// Load is Get for those who want to say or know more: the fetch is told about
+// the last value and may set its value's terms, and the result says where the
+// value comes from.
+func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
+	o := g.engine.load(call{ctx, key, func(ctx context.Context, f *fill) (any, error) {
+		fl := Fill[V]{
+			Attempt: f.attempt, IdempotencyKey: f.idempotencyKey,
+			TTL: f.ttl, StaleFor: f.staleFor, Private: f.private,
+		}
+		fl.Stale, _ = f.stale.(*V)
+		v, err := fetch(ctx, &fl)
+		f.ttl, f.staleFor, f.private = fl.TTL, fl.StaleFor, fl.Private
+		return &v, err
+	}})
+	return resultOf[V](o)
+}
+
+// Peek returns what is stored, fresh or stale, and never fetches. Errors:
+// [ErrMiss]; [ErrNotFound] if that is what is stored; [ErrUnavailable];
+// [ErrClosed]; the cause of ctx's end.
+func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
+	e := g.engine
+	r, err := e.store.Read(ctx, e.storeKey(key))
+	if o := e.endedFor(ctx, err); o != nil {
+		return Result[V]{}, o.err
+	}
+	if err != nil {
+		return Result[V]{}, unavailable(err)
+	}
+	if r.Found && r.Entry.Kind == cache.Negative && r.Fresh() {
+		return Result[V]{}, ErrNotFound
+	}
+	if !r.Found || r.Entry.Kind != cache.Value {
+		return Result[V]{}, ErrMiss
+	}
+	value, err := e.unpack(r)
+	if err != nil {
+		e.observe(Event{Kind: cache.EntryDamaged, Key: key, Token: r.Entry.Version, Err: err})
+		return Result[V]{}, ErrMiss
+	}
+	o := &outcome{value: value, source: FromRedis, stored: true, entry: r}
+	if !r.Fresh() {
+		o.source = Stale
+	}
+	return resultOf[V](o)
+}
+
+// Set stores a value under the policy's terms. A fetch that is under way will
+// not overwrite it, and a Get that starts after Set returned does not return
+// what Set replaced.
+//
+// Errors: [ErrTooLarge]; the codec's; [ErrUnavailable], which says whether the
+// value may be stored later all the same; [ErrClosed].
+func (g *Guard[V]) Set(ctx context.Context, key string, value V) error {
+	e := g.engine
+	entry, err := e.pack(&value)
+	if err != nil {
+		return err
+	}
+	if n := len(entry.Payload); n > e.policy.MaxBytes {
+		return fmt.Errorf("%w: %d bytes encoded, Policy.MaxBytes is %d", ErrTooLarge, n, e.policy.MaxBytes)
+	}
+	entry.FreshFor, entry.TTL = lifetime(&fill{ttl: e.policy.TTL, staleFor: e.policy.Stale}, &e.policy)
+	return g.change(ctx, func() error { return e.store.Set(ctx, e.storeKey(key), entry) })
+}
+
+// Delete removes the value. A fetch that is under way will not bring it back,
+// and a Get that starts after Delete returned does not return a value whose
+// fetch started before.
+//
+// Errors: [ErrUnavailable], which says whether the value may be deleted later
+// all the same; [ErrClosed]; the cause of ctx's end.
+func (g *Guard[V]) Delete(ctx context.Context, key string) error {
+	return g.change(ctx, func() error { return g.engine.store.Delete(ctx, g.engine.storeKey(key)) })
+}
+
+// Expire marks the value stale and keeps it: it is refreshed at its next use,
+// and served until then if the policy has Stale. A fetch that is under way will
+// not be stored. Errors as of Delete.
+func (g *Guard[V]) Expire(ctx context.Context, key string) error {
+	return g.change(ctx, func() error { return g.engine.store.Expire(ctx, g.engine.storeKey(key)) })
+}
+
+// Reset is the operator's: it ends a quarantine of the key, and a pause that a
+// fetch asked for. Errors as of Delete.
+func (g *Guard[V]) Reset(ctx context.Context, key string) error {
+	return g.change(ctx, func() error { return g.engine.store.Reset(ctx, g.engine.storeKey(key)) })
+}
+
+func (g *Guard[V]) change(ctx context.Context, do func() error) error {
+	if o := g.engine.endedFor(ctx, nil); o != nil {
+		return o.err
+	}
+	err := do()
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		return err
+	}
+	return unavailable(err)
+}
+
+// Close ends the guard's fetches, whose contexts are cancelled, and releases
+// their leases, so that other processes go on at once. Callers get ErrClosed.
+// The store stays open. Close returns when the leases have been released; it
+// does not wait for fetches that don't heed their context.
+func (g *Guard[V]) Close() error {
+	g.engine.close()
+	return nil
+}
+
+func resultOf[V any](o *outcome) (Result[V], error) {
+	if o.err != nil {
+		return Result[V]{}, o.err
+	}
+	r := Result[V]{Value: *o.value.(*V), Source: o.source, Stored: o.stored}
+	if o.entry != nil {
+		r.Age = o.entry.Age
+		r.TTL = max(0, min(o.entry.Entry.FreshFor-o.entry.Age, time.Duration(cache.MaxTTL)))
+		if o.source == Stale {
+			r.TTL = 0
+		}
+	}
+	return r, nil
+}

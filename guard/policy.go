@@ -1,0 +1,222 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// Off turns off what a zero would give a default: Policy.Negative,
+// Policy.ErrorPause.
+const Off = time.Duration(-1)
+
+// Unlimited turns off what a zero would give a default: Policy.MaxAttempts.
+const Unlimited = -1
+
+// WhenUnavailable says what callers get while Redis can't be reached.
+type WhenUnavailable byte
+
+const (
+	// FailOpen lets each process fetch for itself, callers of one key sharing a
+	// fetch, at most Policy.MaxUnguarded fetches at once. What is fetched so is
+	// not stored.
+	FailOpen WhenUnavailable = iota
+	// FailClosed gives callers ErrUnavailable.
+	FailClosed
+)
+
+// A Policy says for how long values are good and what happens when they are not
+// to be had. The zero value of each field but TTL means its default. Durations
+// are honoured to the millisecond.
+type Policy struct {
+	// TTL is how long a value is fresh: at least 1 ms, required. TTL and Stale
+	// together are at most [cache.MaxTTL], 49 days.
+	TTL time.Duration
+
+	// Stale is how long after its TTL a value is still served, at once, while one
+	// process in the fleet refreshes it in the background; and while that
+	// refresh fails. Default 0: a value that isn't fresh is fetched anew while
+	// its callers wait.
+	Stale time.Duration
+
+	// StaleIfError is how long after its TTL a value may still be served instead
+	// of an error, to callers who have waited for a fetch that failed. Default,
+	// and at least, Stale.
+	StaleIfError time.Duration
+
+	// Jitter spreads the expiry of values that were fetched together: each is
+	// fresh for a random time between TTL*(1-Jitter) and TTL. From 0 to less
+	// than 1. Default 0.
+	Jitter float64
+
+	// Negative is how long ErrNotFound is cached. Default the smaller of TTL and
+	// 5 s; Off doesn't cache it.
+	Negative time.Duration
+
+	// Bypass is how long a key whose value was private ([Fill.Private]) or over
+	// MaxBytes is left alone: its callers fetch for themselves instead of
+	// queueing for a lease. Default 2 min.
+	Bypass time.Duration
+
+	// ErrorPause is how long a failing refresh isn't tried again, by anybody,
+	// while there is a stale value to serve. Default 1 s; Off tries at once.
+	ErrorPause time.Duration
+
+	// FetchTimeout bounds a fetch: its context ends then, and callers get
+	// ErrFetchTimeout whether it heeds that or not. Default 30 s.
+	FetchTimeout time.Duration
+
+	// Lease is the TTL of the lease, which is renewed while the fetch runs. It
+	// bounds how long a holder is waited for that vanished without its connection
+	// breaking. At least 10 ms. Default 5 s.
+	Lease time.Duration
+
+	// MaxAttempts is how many processes may die fetching a key before it is
+	// quarantined. Default 3; Unlimited never quarantines.
+	MaxAttempts int
+
+	// Quarantine is how long attempts are remembered, and so how long a
+	// quarantine lasts from the last of them. More than FetchTimeout plus Lease.
+	// Default the larger of 1 min and twice that sum.
+	Quarantine time.Duration
+
+	// WaitTimeout bounds how long one call waits for a fetch that somebody else
+	// runs; the caller's context may end the wait sooner. Default FetchTimeout
+	// plus Lease: when a holder must have given up.
+	WaitTimeout time.Duration
+
+	// WhenUnavailable says what callers get while Redis is away. Default
+	// FailOpen.
+	WhenUnavailable WhenUnavailable
+
+	// MaxUnguarded bounds the fetches that run at once in this process without a
+	// lease, while Redis is away (FailOpen); further ones queue. Default 32.
+	MaxUnguarded int
+
+	// MaxBytes bounds an encoded value, before compression, when it is stored
+	// and when it is read. A larger one is handed to its callers, reported, and
+	// not stored. Default 16 MiB.
+	MaxBytes int
+
+	// Codec encodes values. Default []byte and string as they are, everything
+	// else as MessagePack.
+	Codec cache.Codec
+
+	// CompressAbove is the encoded size in bytes above which values are
+	// compressed. Default 0: never.
+	CompressAbove int
+
+	// Errors are the sentinels that callers in other processes can still tell
+	// with errors.Is, by a name that means the same in every process.
+	Errors map[string]error
+
+	// Observer is told what happens. Default none. See [LogObserver].
+	Observer Observer
+
+	// HideKeys keeps keys out of events.
+	HideKeys bool
+}
+
+func (p Policy) withDefaults() Policy {
+	def(&p.StaleIfError, p.Stale)
+	def(&p.Negative, min(p.TTL, 5*time.Second))
+	def(&p.Bypass, 2*time.Minute)
+	def(&p.ErrorPause, time.Second)
+	def(&p.FetchTimeout, 30*time.Second)
+	def(&p.Lease, 5*time.Second)
+	def(&p.MaxAttempts, 3)
+	def(&p.Quarantine, max(time.Minute, 2*(p.FetchTimeout+p.Lease)))
+	def(&p.WaitTimeout, p.FetchTimeout+p.Lease)
+	def(&p.MaxUnguarded, 32)
+	def(&p.MaxBytes, 16<<20)
+	return p
+}
+
+func def[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// validate returns all that is wrong with a policy whose defaults are filled in.
+func (p Policy) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("guard: Policy."+format, args...))
+	}
+	atLeast := func(name string, d, least time.Duration) {
+		if d < least {
+			bad("%s is %v, must be at least %v", name, d, least)
+		}
+	}
+	atLeast("TTL", p.TTL, time.Millisecond)
+	atLeast("Stale", p.Stale, 0)
+	atLeast("StaleIfError", p.StaleIfError, p.Stale)
+	if p.Negative != Off {
+		atLeast("Negative", p.Negative, time.Millisecond)
+	}
+	atLeast("Bypass", p.Bypass, time.Millisecond)
+	if p.ErrorPause != Off {
+		atLeast("ErrorPause", p.ErrorPause, time.Millisecond)
+	}
+	atLeast("FetchTimeout", p.FetchTimeout, time.Millisecond)
+	atLeast("Lease", p.Lease, 10*time.Millisecond)
+	atLeast("WaitTimeout", p.WaitTimeout, time.Millisecond)
+	if p.Quarantine <= p.FetchTimeout+p.Lease {
+		bad("Quarantine is %v, must be more than FetchTimeout plus Lease (%v)", p.Quarantine, p.FetchTimeout+p.Lease)
+	}
+	for name, d := range map[string]time.Duration{
+		"TTL plus Stale": p.TTL + p.Stale, "TTL plus StaleIfError": p.TTL + p.StaleIfError,
+		"Negative": p.Negative, "Bypass": p.Bypass, "Quarantine": p.Quarantine, "ErrorPause": p.ErrorPause,
+	} {
+		if d > cache.MaxTTL {
+			bad("%s is %v, can be at most %v", name, d, cache.MaxTTL)
+		}
+	}
+	if !(p.Jitter >= 0 && p.Jitter < 1) {
+		bad("Jitter is %v, must be from 0 to less than 1", p.Jitter)
+	}
+	if p.MaxAttempts < 1 && p.MaxAttempts != Unlimited {
+		bad("MaxAttempts is %d, must be at least 1, or Unlimited", p.MaxAttempts)
+	}
+	if p.MaxUnguarded < 1 {
+		bad("MaxUnguarded is %d, must be at least 1", p.MaxUnguarded)
+	}
+	if p.MaxBytes < 1 {
+		bad("MaxBytes is %d, must be at least 1", p.MaxBytes)
+	}
+	if p.CompressAbove < 0 {
+		bad("CompressAbove is %d, must not be negative", p.CompressAbove)
+	}
+	if p.WhenUnavailable > FailClosed {
+		bad("WhenUnavailable is %d, must be FailOpen or FailClosed", p.WhenUnavailable)
+	}
+	for name, sentinel := range p.Errors {
+		if name == "" || strings.HasPrefix(name, reservedPrefix) {
+			bad("Errors has the name %q: empty names and those starting with %q are not allowed", name, reservedPrefix)
+		}
+		if sentinel == nil {
+			bad("Errors[%q] is nil", name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkName allows what can stand in a key without running into the rest of it.
+func checkName(name string) error {
+	if name == "" || len(name) > 128 {
+		return fmt.Errorf("guard: New: the name has %d bytes, must have 1 to 128", len(name))
+	}
+	for _, c := range []byte(name) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return fmt.Errorf("guard: New: the name %q holds %q: only letters, digits and \"._-\" are allowed", name, c)
+		}
+	}
+	return nil
+}
