@@ -65,9 +65,8 @@ func (MsgPack) Unmarshal(data []byte, v any) error {
 			return err
 		}
 		r := &msgPackReader{data: data}
-		// A decoder of our own. The pooled one of msgpack.Unmarshal feeds itself
-		// from goroutines that never end, and after an error in a type's own
-		// decoding method it goes on recording all it reads in later uses.
+		// A decoder of our own: after a damaged value in front of a type's own
+		// decoding method, a pooled one records all it reads in every later use.
 		if err := msgpack.NewDecoder(r).Decode(v); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -35,6 +36,7 @@ const (
 type batch struct {
 	keys    []string // names of entries
 	index   map[string]int
+	settled atomic.Bool
 	results []readResult
 	err     error // of all
 	done    chan struct{}
@@ -43,6 +45,17 @@ type batch struct {
 type readResult struct {
 	reading *Reading
 	err     error
+}
+
+// settle gives the batch its results, unless it has some. It answers whether it
+// was the first to.
+func (bt *batch) settle(results []readResult, err error) bool {
+	if !bt.settled.CompareAndSwap(false, true) {
+		return false
+	}
+	bt.results, bt.err = results, err
+	close(bt.done)
+	return true
 }
 
 func newBatcher(s *Redis, n *node) *batcher { return &batcher{s: s, n: n} }
@@ -59,13 +72,9 @@ func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
 	bt := b.next
 	i := bt.add(name)
 	spawned := true
-	if b.senders < maxSenders {
+	if b.senders < maxSenders || len(bt.keys) >= maxBatch { // a full one doesn't wait
 		b.senders++
-		spawned = b.s.spawn(b.send)
-	} else if len(bt.keys) >= maxBatch {
-		// Full: it doesn't wait for a sender, and is sent by one more.
-		b.next = nil
-		spawned = b.s.spawn(func() { b.carryOut(bt) })
+		spawned = b.s.spawnCall(b.send)
 	}
 	b.mu.Unlock()
 	if !spawned {
@@ -112,7 +121,8 @@ func (bt *batch) add(name string) int {
 	return i
 }
 
-// send sends batches until none is left.
+// send sends batches until none is left, or until one got no answer in time:
+// the sender is then still at work in the client, and another takes its place.
 func (b *batcher) send() {
 	for {
 		b.mu.Lock()
@@ -124,35 +134,71 @@ func (b *batcher) send() {
 			return
 		}
 		b.mu.Unlock()
-		b.carryOut(bt)
+		if !b.carryOut(bt) {
+			return
+		}
 	}
 }
 
-// carryOut sends one batch and settles it, after RedisTimeout at the latest.
-func (b *batcher) carryOut(bt *batch) {
-	cmds := make([]readCmd, len(bt.keys))
-	err := b.s.do(b.s.ctx, b.n, "read", func(ctx context.Context) error {
-		_, err := b.s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for i, name := range bt.keys {
-				cmds[i].get, cmds[i].pttl = redis.NewStringCmd(ctx, "get", name), redis.NewIntCmd(ctx, "pttl", name)
-				_ = p.Process(ctx, cmds[i].get)
-				_ = p.Process(ctx, cmds[i].pttl)
-			}
-			return nil
-		})
-		if err != nil && answeredAny(cmds) {
-			return nil // each key has its own answer
-		}
-		return err
-	})
-	if bt.err = err; err == nil {
-		bt.results = make([]readResult, len(cmds))
-		for i := range cmds {
-			r, err := cmds[i].reading()
-			bt.results[i] = readResult{r, classify("read", err)}
-		}
+// replace starts a sender in place of one that is stuck, if there is a batch.
+func (b *batcher) replace() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next == nil || !b.s.spawnCall(b.send) {
+		b.senders--
 	}
-	close(bt.done)
+}
+
+// carryOut sends one batch and settles it, after RedisTimeout at the latest. It
+// answers false if that came first. What do is for a single call, this is for
+// batches, without a goroutine for each.
+func (b *batcher) carryOut(bt *batch) bool {
+	ctx, cancel := context.WithTimeout(b.s.ctx, b.s.opts.RedisTimeout)
+	defer cancel()
+	inTime := context.AfterFunc(ctx, func() {
+		if bt.settle(nil, errTimeout) {
+			b.n.breaker.failed(errTimeout)
+			b.replace()
+		}
+	})
+	defer inTime()
+	select {
+	case b.n.slots <- struct{}{}:
+		defer func() { <-b.n.slots }()
+	case <-ctx.Done():
+		return false
+	}
+	results, err := b.pipeline(ctx, bt.keys)
+	err = classify("read", err)
+	if !bt.settle(results, err) {
+		return false
+	}
+	if err == nil {
+		b.n.breaker.succeeded()
+	} else if tripsBreaker(err) {
+		b.n.breaker.failed(err)
+	}
+	return true
+}
+
+// pipeline reads all names in one go.
+func (b *batcher) pipeline(ctx context.Context, names []string) ([]readResult, error) {
+	cmds := make([]readCmd, len(names))
+	pipe := b.s.client.Pipeline()
+	for i, name := range names {
+		cmds[i].get, cmds[i].pttl = redis.NewStringCmd(ctx, "get", name), redis.NewIntCmd(ctx, "pttl", name)
+		_ = pipe.Process(ctx, cmds[i].get)
+		_ = pipe.Process(ctx, cmds[i].pttl)
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !answeredAny(cmds) {
+		return nil, err
+	}
+	results := make([]readResult, len(cmds))
+	for i := range cmds {
+		r, err := cmds[i].reading()
+		results[i] = readResult{r, classify("read", err)}
+	}
+	return results, nil
 }
 
 var errWrongType = fmt.Errorf("%w: the key holds a Redis value of another type", ErrDamaged)

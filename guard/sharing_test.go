@@ -1,0 +1,329 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+)
+
+func TestOneFetchServesTheWholeFleet(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		o := &origin{takes: 200 * time.Millisecond}
+		events := &recorder{}
+		fleet := w.fleet(4, policy(func(p *guard.Policy) { p.Observer = events }))
+		for _, a := range callers(fleet, 50, "k", o.fetch) {
+			if a.value != "v1" || a.err != nil {
+				w.Fatalf("a caller got %q, %v", a.value, a.err)
+			}
+			// pitfall 12: no polling latency while the subscription is healthy
+			if a.took != 200*time.Millisecond {
+				w.Fatalf("a caller waited %v for a fetch of 200ms", a.took)
+			}
+		}
+		o.fetched(w, 1)
+		// pitfall 9: one fill, whoever shares the fetch
+		if n := events.count(cache.FillStored); n != 1 {
+			w.Errorf("%d fills for one fetch", n)
+		}
+	})
+}
+
+// pitfall 1
+func TestFailingFetchFailsEveryWaiterOnce(t *testing.T) {
+	boom := errors.New("boom")
+	inWorlds(t, func(w *world) {
+		o := &origin{takes: 200 * time.Millisecond, answer: func(context.Context, int) (string, error) { return "", boom }}
+		fleet := w.fleet(4, policy(func(p *guard.Policy) { p.Errors = map[string]error{"boom": boom} }))
+		for _, a := range callers(fleet, 5, "k", o.fetch) {
+			if !errors.Is(a.err, boom) || a.took != 200*time.Millisecond {
+				w.Errorf("a caller got %v after %v", a.err, a.took)
+			}
+		}
+		o.fetched(w, 1)
+	})
+}
+
+// pitfall 1
+func TestRetryAfterHoldsTheFleetOff(t *testing.T) {
+	busy := errors.New("busy")
+	inWorlds(t, func(w *world) {
+		o := &origin{answer: func(context.Context, int) (string, error) { return "", guard.RetryAfter(busy, 3*time.Second) }}
+		fleet := w.fleet(3, policy(func(p *guard.Policy) { p.Errors = map[string]error{"busy": busy} }))
+		for range 10 {
+			for _, a := range callers(fleet, 2, "k", o.fetch) {
+				if !errors.Is(a.err, busy) {
+					w.Fatalf("a caller got %v", a.err)
+				}
+				if left, ok := guard.PauseOf(a.err); !ok || left > 3*time.Second {
+					w.Fatalf("%v tells a pause of %v, %v", a.err, left, ok)
+				}
+			}
+			time.Sleep(250 * time.Millisecond)
+		}
+		o.fetched(w, 1)
+		time.Sleep(600 * time.Millisecond)
+		callers(fleet[:1], 1, "k", o.fetch)
+		o.fetched(w, 2)
+	})
+}
+
+// pitfall 2
+func TestCallerReturnsWhenItsOwnContextEnds(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy())
+		o := &origin{takes: time.Second}
+		var wg sync.WaitGroup
+		impatient := func(g *guard.Guard[string], after time.Duration) {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), after)
+				defer cancel()
+				start := time.Now()
+				_, err := g.Get(ctx, "k", o.fetch)
+				if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != after {
+					w.Errorf("a caller with %v got %v after %v", after, err, time.Since(start))
+				}
+			})
+		}
+		impatient(fleet[0], 100*time.Millisecond) // the first: its fetch goes on
+		synctest.Wait()
+		impatient(fleet[0], 200*time.Millisecond)
+		impatient(fleet[1], 300*time.Millisecond) // waits for another process
+		for _, a := range callers(fleet, 3, "k", o.fetch) {
+			if a.value != "v1" || a.took != time.Second {
+				w.Errorf("a patient caller got %q, %v after %v", a.value, a.err, a.took)
+			}
+		}
+		wg.Wait()
+		o.fetched(w, 1)
+	})
+}
+
+func TestCallerWithAnEndedContextAsksNobody(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		cause := errors.New("the client hung up")
+		ctx, cancel := context.WithCancelCause(context.Background())
+		cancel(cause)
+		g := w.fleet(1, policy())[0]
+		if _, err := g.Get(ctx, "k", never); !errors.Is(err, cause) {
+			w.Errorf("got %v", err)
+		}
+	})
+}
+
+// pitfall 3
+func TestBackgroundRefreshOutlivesTheRequest(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Minute }))
+		o := &origin{takes: 500 * time.Millisecond}
+		get(w, fleet[0], "k", o.fetch)
+		time.Sleep(2 * time.Second)
+		ctx, cancel := context.WithCancel(context.Background())
+		v, err := fleet[0].Get(ctx, "k", o.fetch)
+		cancel()
+		if v != "v1" || err != nil {
+			w.Fatalf("stale: got %q, %v", v, err)
+		}
+		time.Sleep(600 * time.Millisecond)
+		if v := get(w, fleet[1], "k", never); v != "v2" {
+			w.Errorf("after the refresh: got %q", v)
+		}
+		o.fetched(w, 2)
+	})
+}
+
+// pitfall 22 says when; here, who: one process refreshes, however many serve
+// stale values meanwhile.
+func TestOneProcessRefreshesWhileAllServeStale(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(4, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Minute }))
+		o := &origin{takes: 500 * time.Millisecond}
+		get(w, fleet[0], "k", o.fetch)
+		time.Sleep(2 * time.Second)
+		for range 20 {
+			for _, a := range callers(fleet, 3, "k", o.fetch) {
+				if a.err != nil || a.took != 0 {
+					w.Fatalf("a caller got %q, %v after %v", a.value, a.err, a.took)
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		o.fetched(w, 2)
+	})
+}
+
+// pitfall 4
+func TestFetchLongerThanTheLeaseIsStored(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(3, policy(func(p *guard.Policy) { p.Lease = 60 * time.Millisecond }))
+		o := &origin{takes: 2 * time.Second}
+		for _, a := range callers(fleet, 2, "k", o.fetch) {
+			if a.value != "v1" {
+				w.Errorf("a caller got %q, %v", a.value, a.err)
+			}
+		}
+		get(w, fleet[2], "k", never)
+		o.fetched(w, 1)
+	})
+}
+
+// pitfall 6
+func TestLeaseIsNotInTheValuesKey(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Minute }))
+		o := &origin{takes: 500 * time.Millisecond}
+		go callers(fleet[:1], 1, "k", o.fetch)
+		time.Sleep(100 * time.Millisecond)
+		if _, err := fleet[1].Peek(context.Background(), "k"); !errors.Is(err, guard.ErrMiss) {
+			w.Errorf("Peek during the first fetch: %v", err)
+		}
+		time.Sleep(2 * time.Second)
+		go callers(fleet[:1], 1, "k", o.fetch)
+		time.Sleep(100 * time.Millisecond)
+		r, err := fleet[1].Peek(context.Background(), "k")
+		if err != nil || r.Value != "v1" || r.Source != guard.Stale {
+			w.Errorf("Peek during the refresh: %+v, %v", r, err)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
+// pitfall 7
+func TestPanicReachesEveryCallerAndLeavesTheKeyUsable(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy())
+		o := &origin{takes: 100 * time.Millisecond, answer: func(_ context.Context, n int) (string, error) {
+			if n == 1 {
+				panic("kaboom")
+			}
+			return "fine", nil
+		}}
+		local, remote := 0, 0
+		for _, a := range callers(fleet, 3, "k", o.fetch) {
+			var p *guard.PanicError
+			var r *guard.RemoteError
+			switch {
+			case errors.As(a.err, &p) && p.Value == "kaboom" && strings.Contains(string(p.Stack), "sharing_test.go"):
+				local++
+			case errors.As(a.err, &r) && r.Panicked:
+				remote++
+			default:
+				w.Errorf("a caller got %q, %v", a.value, a.err)
+			}
+		}
+		if local != 3 || remote != 3 {
+			w.Errorf("%d callers here and %d elsewhere were told of the panic", local, remote)
+		}
+		if v := get(w, fleet[1], "k", o.fetch); v != "fine" {
+			w.Errorf("afterwards: %q", v)
+		}
+	})
+}
+
+// pitfall 7
+func TestGoexitInAFetchIsAnError(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy())
+		exits := func(context.Context) (string, error) { runtime.Goexit(); return "", nil }
+		if _, err := fleet[0].Get(context.Background(), "k", exits); !errors.Is(err, guard.ErrGoexit) {
+			w.Errorf("got %v", err)
+		}
+		get(w, fleet[1], "k", (&origin{}).fetch)
+	})
+}
+
+// pitfall 8
+func TestFetchThatAsksForItsOwnKeyIsTold(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		other := func(ctx context.Context) (string, error) {
+			return g.Get(ctx, "k", never) // by way of another key
+		}
+		_, err := g.Get(context.Background(), "k", func(ctx context.Context) (string, error) {
+			return g.Get(ctx, "other", other)
+		})
+		if !errors.Is(err, guard.ErrReentrant) {
+			w.Errorf("got %v", err)
+		}
+		// The context of a fetch that has ended is no fetch.
+		var left context.Context
+		get(w, g, "k2", func(ctx context.Context) (string, error) { left = ctx; return "v", nil })
+		must(w, g.Delete(context.Background(), "k2"))
+		if _, err := g.Get(context.WithoutCancel(left), "k2", (&origin{}).fetch); err != nil {
+			w.Errorf("with the context of a fetch that ended: %v", err)
+		}
+	})
+}
+
+// pitfall 10
+func TestOneWaiterIsElectedWhenALeaseExpires(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		// A holder that can't be seen to be dead: its lease isn't renewed.
+		frozen := w.open()
+		ask := cache.Ask{TTL: 2 * time.Second, RenewFor: time.Millisecond, MaxAttempts: 3, Window: time.Minute}
+		a, err := frozen.Acquire(context.Background(), "g:k", ask)
+		must(w, err)
+		if a.Verdict != cache.Granted {
+			w.Fatalf("answered %v", a.Verdict)
+		}
+		o := &origin{takes: 100 * time.Millisecond}
+		for _, a := range callers(w.fleet(4, policy()), 5, "k", o.fetch) {
+			if a.value != "v1" || !within(a.took, 2100*time.Millisecond, 10*time.Millisecond) {
+				w.Errorf("a caller got %q, %v after %v", a.value, a.err, a.took)
+			}
+		}
+		o.fetched(w, 1)
+	})
+}
+
+// pitfall 14
+func TestHungFetchIsGivenUp(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.FetchTimeout = time.Second }))
+		release := make(chan struct{})
+		defer close(release)
+		hung := func(context.Context) (string, error) { <-release; return "late", nil } // heeds nothing
+		for i, a := range callers(fleet, 2, "k", hung) {
+			if a.err == nil || a.took != time.Second {
+				w.Errorf("caller %d got %q, %v after %v", i, a.value, a.err, a.took)
+			}
+		}
+		if v := get(w, fleet[1], "k", (&origin{}).fetch); v != "v1" {
+			w.Errorf("afterwards: %q", v)
+		}
+	})
+}
+
+func TestFetchThatHeedsItsContextEndsWithErrFetchTimeout(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.FetchTimeout = time.Second }))[0]
+		_, err := g.Get(context.Background(), "k", (&origin{takes: time.Hour}).fetch)
+		if !errors.Is(err, guard.ErrFetchTimeout) {
+			w.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestWaitTimeoutEndsTheWaitForAnotherProcess(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.WaitTimeout = 300 * time.Millisecond }))
+		o := &origin{takes: time.Second}
+		done := make(chan answer)
+		go func() { done <- callers(fleet[:1], 1, "k", o.fetch)[0] }()
+		synctest.Wait()
+		a := callers(fleet[1:], 1, "k", o.fetch)[0]
+		if !errors.Is(a.err, guard.ErrWaitTimeout) || a.took != 300*time.Millisecond {
+			w.Errorf("the waiter got %v after %v", a.err, a.took)
+		}
+		if a := <-done; a.value != "v1" {
+			w.Errorf("the caller that fetches got %q, %v after %v", a.value, a.err, a.took)
+		}
+	})
+}
