@@ -4,7 +4,8 @@ import (
 	"errors"
 )
 
-// Every error of a [Store] wraps one of these.
+// Every error of a [Store] wraps one of these, or is the cause of the end of the
+// context it was given.
 var (
 	// ErrUnavailable: no answer came, or the breaker is open. The command may or
 	// may not have been carried out, or may still be.

@@ -11,6 +11,7 @@ type tokenState byte
 const (
 	asked      tokenState = iota // its acquire is under way
 	held                         // it was granted, and is renewed
+	lost                         // it was granted, is gone, and is yet to be given back
 	giving                       // its fill or fail is under way
 	unanswered                   // an acquire, fill or fail of it was never answered
 )
@@ -65,8 +66,8 @@ func (l *ledger) grant(lease *Lease, sent time.Time, renewFor time.Duration) {
 	r := l.tokens[lease.Token]
 	r.state, r.lease = held, lease
 	r.due, r.expires, r.until = sent.Add(r.ttl/3), sent.Add(r.ttl), sent.Add(renewFor)
-	if old := l.byKey[lease.Key]; old != nil {
-		old.lease.Lose()
+	if old := l.byKey[lease.Key]; old != nil && old.state == held {
+		l.loseRecord(old)
 	}
 	l.byKey[lease.Key] = r
 	select {
@@ -103,23 +104,31 @@ func (l *ledger) drop(t Token) {
 	}
 }
 
-// lose drops the token and tells its lease that it is gone.
+// lose notes that a held lease is gone. The token stays until it is given back:
+// that strikes its attempt from the record, or a process that is closed with a
+// lost lease would look as if it had died.
 func (l *ledger) lose(t Token) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.tokens[t]; r != nil && r.lease != nil {
-		r.lease.Lose()
+	if r := l.tokens[t]; r != nil && r.state == held {
+		l.loseRecord(r)
 	}
-	l.drop(t)
+}
+
+func (l *ledger) loseRecord(r *record) {
+	r.state = lost
+	r.lease.Lose()
+	if l.byKey[r.key] == r {
+		delete(l.byKey, r.key)
+	}
 }
 
 // loseKey is lose for whatever token holds key in this process.
 func (l *ledger) loseKey(key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.byKey[key]; r != nil {
-		r.lease.Lose()
-		l.drop(r.token)
+	if r := l.byKey[key]; r != nil && r.state == held {
+		l.loseRecord(r)
 	}
 }
 
@@ -155,11 +164,11 @@ func (l *ledger) orphan(t Token) bool {
 
 // held and unanswered list what Close has to give back.
 func (l *ledger) held() []owned {
-	return l.list(func(r *record) bool { return r.state == held || r.state == giving })
+	return l.list(func(r *record) bool { return r.state == held || r.state == lost || r.state == giving })
 }
 
 func (l *ledger) unanswered() []owned {
-	return l.list(func(r *record) bool { return r.state != held })
+	return l.list(func(*record) bool { return true })
 }
 
 func (l *ledger) list(want func(*record) bool) []owned {
@@ -194,8 +203,7 @@ func (l *ledger) due(now time.Time, slack time.Duration) (batch []renewal, next 
 		}
 		switch {
 		case now.After(r.expires):
-			r.lease.Lose()
-			l.drop(t)
+			l.loseRecord(r)
 		case now.After(r.until):
 			// Not renewed any more; its end is noticed above.
 			next = min(next, r.expires.Sub(now)+time.Millisecond)

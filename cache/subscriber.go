@@ -50,10 +50,11 @@ type channel struct {
 // came for so long. A link that swallows everything is noticed within two
 // seconds.
 const (
-	pingEvery   = 500 * time.Millisecond
+	pingEvery   = 400 * time.Millisecond
 	deadAfter   = 1500 * time.Millisecond
+	dialWithin  = time.Second
 	firstRedial = 50 * time.Millisecond
-	lastRedial  = time.Second
+	lastRedial  = 500 * time.Millisecond
 )
 
 func newSubscriber(s *Redis, n *node, ctx context.Context) *subscriber {
@@ -199,7 +200,7 @@ func (u *subscriber) session() (wasLive bool, err error) {
 	// a dial that is under way, so nobody waits for it.
 	defer u.s.spawnCall(func() { _ = ps.Close() })
 
-	if err := u.dial(ctx, cancel, ps); err != nil {
+	if err := u.dial(ctx, ps); err != nil {
 		return false, err
 	}
 	u.mu.Lock()
@@ -232,16 +233,21 @@ func (u *subscriber) session() (wasLive bool, err error) {
 	return u.wentLive(), err
 }
 
-// dial connects and asks for the liveness channel. It returns when the
-// subscriber is stopped, though the client may then still be dialing.
-func (u *subscriber) dial(ctx context.Context, cancel context.CancelFunc, ps *redis.PubSub) error {
+// dial connects and asks for the liveness channel. It returns when that takes
+// too long or the subscriber is stopped, though the client may then still be
+// dialing: a dial into a black hole outlasts the black hole.
+func (u *subscriber) dial(ctx context.Context, ps *redis.PubSub) error {
+	ctx, cancel := context.WithTimeout(ctx, dialWithin)
 	dialed := make(chan error, 1)
-	if !u.s.spawnCall(func() { dialed <- ps.Subscribe(ctx, u.alive) }) {
+	if !u.s.spawnCall(func() { defer cancel(); dialed <- ps.Subscribe(ctx, u.alive) }) {
+		cancel()
 		return ErrClosed
 	}
 	select {
 	case err := <-dialed:
 		return err
+	case <-ctx.Done():
+		return ctx.Err()
 	case <-u.ctx.Done():
 		cancel()
 		return u.ctx.Err()

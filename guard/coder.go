@@ -78,3 +78,8 @@ func (e *engine) unpack(r *cache.Reading) (any, error) {
 		return e.coder.decode(payload)
 	})
 }
+
+// damaged reports an entry that can't be read.
+func (e *engine) damaged(key string, r *cache.Reading, err error) {
+	e.observe(Event{Kind: cache.EntryDamaged, Key: key, Token: r.Entry.Version, Err: err})
+}

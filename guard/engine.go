@@ -53,22 +53,25 @@ func (e *engine) allFlights() []*flights { return []*flights{&e.flights, &e.refr
 
 // load is one call of Get or Load.
 func (e *engine) load(c call) *outcome {
+	if o := e.endedFor(c.ctx, nil); o != nil {
+		return o
+	}
 	var (
 		num    uint64 // this caller's, drawn when it first needs one
 		waited = newPatience(e.policy.WaitTimeout)
 	)
 	defer waited.stop()
-	for {
-		readAt := time.Now()
-		r, err := e.store.Read(c.ctx, e.storeKey(c.key))
-		if o := e.endedFor(c.ctx, err); o != nil {
-			return o
-		}
-		var o *outcome
-		if err != nil {
-			r, o = nil, &outcome{then: fetch}
-		} else {
-			o = e.judge(r, c)
+	for round := 0; ; round++ {
+		// While the key has a flight a newcomer joins it unread: the sharing rule
+		// says whether its outcome will do, and commands don't grow with callers.
+		var rd read
+		o := &outcome{then: fetch}
+		if round > 0 || !e.flights.has(c.key) {
+			rd = e.read(c)
+			if o = e.endedFor(c.ctx, rd.err); o != nil {
+				return o
+			}
+			o = e.judge(rd, c)
 		}
 		if o.then == fetch {
 			if within(c.ctx, e, c.key) {
@@ -77,13 +80,10 @@ func (e *engine) load(c call) *outcome {
 			if num == 0 {
 				num = e.tick()
 			}
-			o = e.share(c, num, &e.flights, waited, func(f *flight) *outcome {
-				return e.fly(&e.flights, f, c, r, err)
-			})
+			o = e.share(c, num, &e.flights, waited, func(f *flight) *outcome { return e.fly(&e.flights, f, c, rd) })
 		}
 		if o.then == fetchLocal {
-			num = max(num, e.tick())
-			o = e.share(c, num, &e.locals, waited, func(f *flight) *outcome { return e.local(f, c) })
+			o = e.shareLocally(c, waited)
 		}
 		switch o.then {
 		case fetchAlone:
@@ -94,8 +94,24 @@ func (e *engine) load(c call) *outcome {
 		if o.refresh != nil {
 			e.refresh(c, o.refresh)
 		}
-		return e.mask(c, o, r, readAt)
+		return e.mask(c, o, rd)
 	}
+}
+
+// A read is what a caller has read, and when. The zero read is none.
+type read struct {
+	reading *cache.Reading // nil: none, or an error
+	err     error
+	at      time.Time // before it was sent
+}
+
+func (e *engine) read(c call) read {
+	at := time.Now()
+	r, err := e.store.Read(c.ctx, e.storeKey(c.key))
+	if err != nil {
+		r = nil
+	}
+	return read{r, err, at}
 }
 
 // endedFor is the outcome for a caller whose context ended, or whose store was
@@ -111,9 +127,13 @@ func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 }
 
 // judge is the outcome that a reading alone allows.
-func (e *engine) judge(r *cache.Reading, c call) *outcome {
+func (e *engine) judge(rd read, c call) *outcome {
+	r := rd.reading
+	if r == nil {
+		return &outcome{then: fetch}
+	}
 	if r.Damage != nil {
-		e.observe(Event{Kind: cache.EntryDamaged, Key: c.key, Err: r.Damage})
+		e.damaged(c.key, r, r.Damage)
 	}
 	act := decide(r, &e.policy)
 	switch act {
@@ -124,7 +144,7 @@ func (e *engine) judge(r *cache.Reading, c call) *outcome {
 	}
 	value, err := e.unpack(r)
 	if err != nil {
-		e.observe(Event{Kind: cache.EntryDamaged, Key: c.key, Token: r.Entry.Version, Err: err})
+		e.damaged(c.key, r, err)
 		return &outcome{then: fetch}
 	}
 	o := &outcome{value: value, source: FromRedis, stored: true, entry: r}
@@ -177,13 +197,30 @@ func (e *engine) share(c call, num uint64, fs *flights, waited *patience, run fu
 	}
 }
 
-// mask serves what this caller read instead of an error, if the policy says so.
-// What it read was sent for after it came, so this needs no sharing rule.
-func (e *engine) mask(c call, o *outcome, r *cache.Reading, readAt time.Time) *outcome {
-	if o.err == nil || c.ctx.Err() != nil || errors.Is(o.err, ErrNotFound) || errors.Is(o.err, ErrClosed) {
+// shareLocally waits for a fetch by a caller of this process that started after
+// this one came. Nothing is read in between: it would not be stored.
+func (e *engine) shareLocally(c call, waited *patience) *outcome {
+	num := e.tick()
+	for {
+		o := e.share(c, num, &e.locals, waited, func(f *flight) *outcome { return e.local(f, c) })
+		if o.then != fetch {
+			return o
+		}
+	}
+}
+
+// mask serves what this caller read instead of an error, if the policy says so;
+// if it has read nothing yet, it does now. Either was sent for after it came, so
+// this needs no sharing rule.
+func (e *engine) mask(c call, o *outcome, rd read) *outcome {
+	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil ||
+		errors.Is(o.err, ErrNotFound) || errors.Is(o.err, ErrClosed) {
 		return o
 	}
-	waited := time.Since(readAt)
+	if rd.reading == nil && rd.err == nil {
+		rd = e.read(c)
+	}
+	r, waited := rd.reading, time.Since(rd.at)
 	if !servableIfError(r, waited) {
 		return o
 	}
@@ -199,7 +236,7 @@ func (e *engine) mask(c call, o *outcome, r *cache.Reading, readAt time.Time) *o
 // refresh starts the background flight of a key unless there is one.
 func (e *engine) refresh(c call, r *cache.Reading) {
 	f, _, _ := e.refreshes.join(c.key, 0, func(f *flight) *outcome {
-		o := e.fly(&e.refreshes, f, c, r, nil)
+		o := e.fly(&e.refreshes, f, c, read{reading: r})
 		if o.err != nil {
 			e.observe(Event{Kind: cache.RefreshFailed, Key: c.key, Err: o.err})
 		}

@@ -131,8 +131,11 @@ func (p *pursuit) lead(lease *cache.Lease) *outcome {
 func (p *pursuit) newFill() *fill {
 	f := &fill{attempt: 1, ttl: p.policy.TTL, staleFor: p.policy.Stale}
 	if r := p.known; r != nil && r.Found && r.Entry.Kind == cache.Value {
-		if value, err := p.unpack(r); err == nil {
+		value, err := p.unpack(r)
+		if err == nil {
 			f.stale, f.staleReading = value, r
+		} else {
+			p.damaged(p.call.key, r, err)
 		}
 	}
 	return f

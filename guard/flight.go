@@ -33,7 +33,7 @@ type pursuit struct {
 	fs         *flights
 	call       call
 	background bool
-	known      *cache.Reading // the last entry seen; nil: Redis was away
+	known      *cache.Reading // the last entry seen; nil: none
 
 	ask        cache.Ask
 	moment     uint64 // when the last acquire was sent
@@ -62,14 +62,17 @@ func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) (*
 	return p, func() { stop(); cancel() }
 }
 
-// fly is the body of a flight that a read set off, which found r, or failed.
-func (e *engine) fly(fs *flights, f *flight, c call, r *cache.Reading, away error) *outcome {
-	p, end := e.newPursuit(fs, f, c, r)
+// fly is the body of a flight whose first caller has read what it has: an
+// unservable entry, nothing yet, or an error.
+func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
+	p, end := e.newPursuit(fs, f, c, rd.reading)
 	defer end()
-	if r == nil {
-		return p.withoutStore(away)
+	if rd.err != nil {
+		return p.withoutStore(rd.err)
 	}
-	p.ask.Seen = r.Seen
+	if rd.reading != nil {
+		p.ask.Seen = rd.reading.Seen
+	}
 	o := p.run()
 	if p.watch != nil {
 		p.watch.Close()
@@ -155,7 +158,7 @@ func (p *pursuit) stored(r *cache.Reading) *outcome {
 	p.known = r
 	p.ask.Seen = r.Seen
 	if r.Damage != nil {
-		p.observe(Event{Kind: cache.EntryDamaged, Key: p.call.key, Err: r.Damage})
+		p.damaged(p.call.key, r, r.Damage)
 	}
 	switch act := decide(r, &p.policy); act {
 	case notFound:
@@ -165,7 +168,7 @@ func (p *pursuit) stored(r *cache.Reading) *outcome {
 	case serve, serveStale:
 		value, err := p.unpack(r)
 		if err != nil {
-			p.observe(Event{Kind: cache.EntryDamaged, Key: p.call.key, Token: r.Entry.Version, Err: err})
+			p.damaged(p.call.key, r, err)
 			return nil
 		}
 		o := &outcome{value: value, source: FromRedis, stored: true, entry: r, moment: p.moment}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/singleflight"
 
@@ -21,6 +22,7 @@ type flights struct {
 	live   map[string]*flight // in step with group: one here is one there
 	closed bool
 	wg     sync.WaitGroup // flights
+	flying atomic.Int64   // len(live), for those who only want to know if there is any
 }
 
 // A flight is one pursuit of a key's value: a lease asked for, a fetch or a wait.
@@ -48,6 +50,7 @@ func (fs *flights) join(key string, num uint64, run func(*flight) *outcome) (f *
 	if first = f == nil; first {
 		f = &flight{superseded: make(chan struct{}), unwanted: make(chan struct{})}
 		fs.live[key] = f
+		fs.flying.Add(1)
 		fs.wg.Add(1)
 	}
 	f.count(num, 1)
@@ -58,6 +61,16 @@ func (fs *flights) join(key string, num uint64, run func(*flight) *outcome) (f *
 		return safely(run, f), nil
 	})
 	return f, result, first
+}
+
+// has reports whether the key has a flight that a caller can join.
+func (fs *flights) has(key string) bool {
+	if fs.flying.Load() == 0 {
+		return false
+	}
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.live[key] != nil
 }
 
 // safely turns a panic into an outcome: singleflight would end the process.
@@ -77,6 +90,7 @@ func (fs *flights) end(key string, f *flight) {
 	defer fs.mu.Unlock()
 	if fs.live[key] == f {
 		delete(fs.live, key)
+		fs.flying.Add(-1)
 		fs.group.Forget(key)
 	}
 }

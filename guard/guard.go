@@ -103,7 +103,7 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	}
 	value, err := e.unpack(r)
 	if err != nil {
-		e.observe(Event{Kind: cache.EntryDamaged, Key: key, Token: r.Entry.Version, Err: err})
+		e.damaged(key, r, err)
 		return Result[V]{}, ErrMiss
 	}
 	o := &outcome{value: value, source: FromRedis, stored: true, entry: r}

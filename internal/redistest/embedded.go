@@ -9,7 +9,6 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // Embedded is a miniredis: Redis' commands and Lua scripts, reimplemented in
@@ -67,19 +66,11 @@ const bubblePoolSize = 4096
 // change. For a server in memory they hold a Dialer, and a PoolSize that must
 // not be lowered inside a bubble.
 func (e *Embedded) Options() *redis.Options {
-	opt := &redis.Options{
-		DisableIdentity: true,
-		// Where they are on, the client may resolve the server's name, on a
-		// real network, and starts goroutines of its own.
-		MaintNotificationsConfig: &maintnotifications.Config{
-			Mode: maintnotifications.ModeDisabled,
-		},
-	}
 	if !e.inMemory {
-		opt.Addr = e.Addr()
-		return opt
+		return clientOptions(e.Addr())
 	}
-	opt.Addr = "127.0.0.1:6379" // never dialled; an IP literal needs no resolver
+	// The address is never dialled; an IP literal needs no resolver.
+	opt := clientOptions("127.0.0.1:6379")
 	opt.Dialer = e.dial
 	opt.PoolSize = bubblePoolSize
 	return opt

@@ -54,25 +54,37 @@ func (s *Server) info(ctx context.Context, section string) (map[string]string, e
 	if !ok {
 		return nil, fmt.Errorf("redistest: INFO %s: reply is a %T", section, reply)
 	}
+	return infoFields(text), nil
+}
+
+func infoFields(text string) map[string]string {
 	fields := make(map[string]string)
 	for line := range strings.Lines(text) {
 		if key, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
 			fields[key] = value
 		}
 	}
-	return fields, nil
+	return fields
 }
 
-// do sends one command on a connection of its own, without retries: what this
-// package asks must neither wait for a pool nor be sent twice.
+// do sends one command to the server.
 func (s *Server) do(ctx context.Context, args ...any) (any, error) {
+	c := s.control()
+	defer c.Close()
+	return c.Do(ctx, args...).Result()
+}
+
+// control returns a client for this package's own questions, for the caller to
+// close.
+func (s *Server) control() *redis.Client { return redis.NewClient(s.controlOptions()) }
+
+// controlOptions are for questions that must neither wait for a connection nor
+// be sent twice, and that end with their context.
+func (s *Server) controlOptions() *redis.Options {
 	opt := s.Options()
-	opt.Protocol = 2 // no HELLO
 	opt.MaxRetries = -1
 	opt.DialerRetries = 1
 	opt.PoolSize = 1
 	opt.ContextTimeoutEnabled = true
-	c := redis.NewClient(opt)
-	defer c.Close()
-	return c.Do(ctx, args...).Result()
+	return opt
 }

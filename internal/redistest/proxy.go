@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Proxy is a TCP relay on loopback between clients and one server, which can
@@ -17,7 +18,7 @@ import (
 // of Cut or Blackhole replaces an earlier one.
 type Proxy struct {
 	target   string
-	addr     string
+	port     int
 	truncate atomic.Int64 // replies' bytes to let through before the cut; -1: none ordered
 
 	ctx     context.Context // ends with Stop
@@ -48,7 +49,7 @@ func StartProxy(target string) (*Proxy, error) {
 	}
 	p := &Proxy{
 		target:  target,
-		addr:    loopback(port),
+		port:    port,
 		links:   make(map[*link]struct{}),
 		changed: make(chan struct{}),
 	}
@@ -63,7 +64,11 @@ func StartProxy(target string) (*Proxy, error) {
 
 // Addr returns the address that clients connect to, host:port. It stays the
 // same through Cut and Restore.
-func (p *Proxy) Addr() string { return p.addr }
+func (p *Proxy) Addr() string { return loopback(p.port) }
+
+// Options returns new options for a client that reaches the server through the
+// proxy, as [Server.Options] does for one that goes straight to it.
+func (p *Proxy) Options() *redis.Options { return clientOptions(p.Addr()) }
 
 // Cut closes all connections and refuses new ones.
 func (p *Proxy) Cut() {
@@ -89,7 +94,8 @@ func (p *Proxy) Blackhole() error {
 }
 
 // Delay holds back each piece of data, in either direction, for d: a request
-// and its reply take 2d longer. Zero ends it.
+// and its reply take 2d longer. Pieces of one connection wait one after the
+// other. Zero ends it.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,11 +127,8 @@ func (p *Proxy) Stop() error {
 	p.cancel()
 	p.Cut()
 	p.running.Wait()
-	_, port, err := net.SplitHostPort(p.addr)
-	if err == nil {
-		releasePortText(port)
-	}
-	return err
+	releasePort(p.port)
+	return nil
 }
 
 func (p *Proxy) set(mode proxyMode, delay time.Duration) {
@@ -153,7 +156,7 @@ func (p *Proxy) listenLocked() error {
 	if p.ctx.Err() != nil {
 		return errors.New("redistest: proxy is stopped")
 	}
-	l, err := net.Listen("tcp", p.addr)
+	l, err := net.Listen("tcp", p.Addr())
 	if err != nil {
 		return fmt.Errorf("redistest: proxy: %w", err)
 	}
@@ -215,65 +218,6 @@ func (p *Proxy) remove(l *link) {
 func (p *Proxy) takeTruncation() (n int, ok bool) {
 	n = int(p.truncate.Swap(-1))
 	return n, n >= 0
-}
-
-// link is one client's connection through the proxy.
-type link struct {
-	proxy  *Proxy
-	client net.Conn
-	lossy  bool // something was swallowed; guarded by proxy.mu
-
-	mu     sync.Mutex // guards the rest
-	server net.Conn   // nil until connected
-	closed bool
-}
-
-// attach adds the server's side. It reports false if the link was closed
-// meanwhile, having closed the server's side too.
-func (l *link) attach(server net.Conn) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		_ = server.Close()
-		return false
-	}
-	l.server = server
-	return true
-}
-
-func (l *link) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	_ = l.client.Close()
-	if l.server != nil {
-		_ = l.server.Close()
-	}
-}
-
-// relay moves data one way until either side closes.
-func (l *link) relay(to io.Writer, from io.Reader, isReply bool) {
-	defer l.close()
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(buf)
-		if err != nil {
-			return
-		}
-		data := buf[:n]
-		if !l.proxy.pass(l) {
-			continue
-		}
-		if isReply {
-			if most, ok := l.proxy.takeTruncation(); ok {
-				_, _ = to.Write(data[:min(most, n)])
-				return
-			}
-		}
-		if _, err := to.Write(data); err != nil {
-			return
-		}
-	}
 }
 
 // pass waits for the ordered delay and reports whether the data is to go on.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,16 +13,11 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // startTimeout bounds the wait for a server to answer where the caller's
 // context sets no earlier end.
-const startTimeout = 20 * time.Second
-
-// pollEvery is the pause between two looks at a real server whose change of
-// state cannot be waited for in any other way.
-const pollEvery = 10 * time.Millisecond
+const startTimeout = 45 * time.Second
 
 // StandaloneConfig sets up a single server. The zero value is ready.
 type StandaloneConfig struct {
@@ -35,6 +31,7 @@ type StandaloneConfig struct {
 // goroutine, but those that start or end the process not at the same time.
 type Server struct {
 	port int
+	bus  int    // port of the cluster bus; 0 outside a cluster
 	dir  string // holds the server's files; removed by Stop
 	proc *process
 
@@ -48,27 +45,36 @@ type Server struct {
 // The context bounds the start, not the life of the server; that ends with
 // [Server.Stop].
 func StartStandalone(ctx context.Context, cfg StandaloneConfig) (*Server, error) {
-	// The port may be lost to another process between its choice and the
-	// server's bind.
-	var failures []error
-	for range 3 {
+	return retryPorts(ctx, func(ctx context.Context) (*Server, error) {
 		s, err := newServer(cfg.Args)
 		if err != nil {
 			return nil, err
 		}
-		err = s.start(ctx)
-		if err == nil {
-			return s, nil
+		if err := s.start(ctx); err != nil {
+			return nil, errors.Join(err, s.Stop())
 		}
-		failures = append(failures, err, s.Stop())
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return nil, errors.Join(failures...)
+		return s, nil
+	})
 }
 
-// newServer prepares a server that is not started yet.
+// retryPorts starts servers, with other ports where a server failed at once:
+// between its choice and the server's bind, a port may be lost to another
+// process.
+func retryPorts[S any](ctx context.Context, start func(context.Context) (S, error)) (S, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for attempt := 1; ; attempt++ {
+		s, err := start(ctx)
+		if err == nil || attempt == 3 || !errors.Is(err, errEndedAtOnce) {
+			return s, err
+		}
+	}
+}
+
+var errEndedAtOnce = errors.New("redistest: server ended at once")
+
+// newServer prepares a server that is not started yet. It has no persistence
+// unless args turn it on.
 func newServer(args []string) (*Server, error) {
 	path, err := serverPath()
 	if err != nil {
@@ -92,6 +98,8 @@ func newServer(args []string) (*Server, error) {
 
 // start starts the process and waits until it answers.
 func (s *Server) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	if err := s.proc.start(); err != nil {
 		return err
 	}
@@ -99,12 +107,10 @@ func (s *Server) start(ctx context.Context) error {
 }
 
 func (s *Server) waitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	var last error
 	err := poll(ctx, func() (bool, error) {
 		if !s.proc.alive() {
-			return false, fmt.Errorf("redistest: server ended at once; its output:\n%s", s.proc.tail())
+			return false, fmt.Errorf("%w; its output:\n%s", errEndedAtOnce, s.proc.tail())
 		}
 		last = s.answers(ctx)
 		return last == nil, nil
@@ -118,6 +124,12 @@ func (s *Server) waitReady(ctx context.Context) error {
 // answers reports whether the server behind Addr is this one and serves
 // commands: after a lost race for the port it could be somebody else's.
 func (s *Server) answers(ctx context.Context) error {
+	// go-redis would log each dial that comes too early.
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.Addr())
+	if err != nil {
+		return err
+	}
+	_ = conn.Close()
 	info, err := s.info(ctx, "server")
 	if err != nil {
 		// A server with a password is taken at its word.
@@ -144,15 +156,7 @@ func (s *Server) Pid() int { return s.proc.pid() }
 // Options returns new client options for this server, for the caller to
 // change. They leave out CLIENT SETINFO and maintenance notifications, so that
 // a connection's set-up is one HELLO.
-func (s *Server) Options() *redis.Options {
-	return &redis.Options{
-		Addr:            s.Addr(),
-		DisableIdentity: true,
-		MaintNotificationsConfig: &maintnotifications.Config{
-			Mode: maintnotifications.ModeDisabled,
-		},
-	}
-}
+func (s *Server) Options() *redis.Options { return clientOptions(s.Addr()) }
 
 // Client returns a new client of this server. Stop closes it if the caller
 // has not.
@@ -177,6 +181,7 @@ func (s *Server) Stop() error {
 	}
 	err := s.proc.stop()
 	releasePort(s.port)
+	releasePort(s.bus)
 	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
@@ -222,20 +227,4 @@ func (s *Server) RestartEmpty(ctx context.Context) error {
 		}
 	}
 	return s.start(ctx)
-}
-
-// poll calls done until it reports true or fails, or the context ends.
-func poll(ctx context.Context, done func() (bool, error)) error {
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	for {
-		if ok, err := done(); ok || err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
 }

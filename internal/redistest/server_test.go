@@ -231,6 +231,14 @@ func TestMissingServerFailsTestsAndSaysHowToInstall(t *testing.T) {
 			_, err := redistest.StartStandalone(t.Context(), redistest.StandaloneConfig{})
 			return err
 		},
+		"Cluster": func() error {
+			_, err := redistest.StartCluster(t.Context(), redistest.ClusterConfig{})
+			return err
+		},
+		"Sentinel": func() error {
+			_, err := redistest.StartSentinel(t.Context(), redistest.SentinelConfig{})
+			return err
+		},
 	}
 	for name, start := range starts {
 		err := start()

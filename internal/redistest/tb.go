@@ -22,6 +22,20 @@ func RunStandalone(tb TB, cfg StandaloneConfig) *Server {
 	return running(tb, s, err)
 }
 
+// RunCluster is [StartCluster] for a test.
+func RunCluster(tb TB, cfg ClusterConfig) *Cluster {
+	tb.Helper()
+	c, err := StartCluster(tb.Context(), cfg)
+	return running(tb, c, err)
+}
+
+// RunSentinel is [StartSentinel] for a test.
+func RunSentinel(tb TB, cfg SentinelConfig) *Sentinel {
+	tb.Helper()
+	s, err := StartSentinel(tb.Context(), cfg)
+	return running(tb, s, err)
+}
+
 // RunEmbedded is [StartEmbedded] for a test.
 func RunEmbedded(tb TB) *Embedded {
 	tb.Helper()
@@ -36,6 +50,13 @@ func RunEmbeddedInMemory(tb TB) *Embedded {
 	tb.Helper()
 	e, err := StartEmbeddedInMemory()
 	return running(tb, e, err)
+}
+
+// RunProxy is [StartProxy] for a test.
+func RunProxy(tb TB, target string) *Proxy {
+	tb.Helper()
+	p, err := StartProxy(target)
+	return running(tb, p, err)
 }
 
 type stopper interface{ Stop() error }

@@ -1,0 +1,121 @@
+package cache_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/cache/cachetest"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// mortal is the network of one process: it can be cut off abruptly, as by a
+// SIGKILL, upon which the kernel closes its sockets.
+type mortal struct {
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	mu    sync.Mutex
+	dead  bool
+	conns []net.Conn
+}
+
+var errDead = errors.New("the process is dead")
+
+func (m *mortal) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		return nil, errDead
+	}
+	c, err := m.dial(ctx, network, addr)
+	if err == nil {
+		m.conns = append(m.conns, c)
+	}
+	return c, err
+}
+
+func (m *mortal) die() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dead = true
+	for _, c := range m.conns {
+		_ = c.Close()
+	}
+}
+
+// dialTCP is the dialer of a client that is given none.
+func dialTCP(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, network, addr)
+}
+
+// A site is a Redis that processes of a test connect to.
+type site struct {
+	// client connects one process through its network.
+	client func(network *mortal) redis.UniversalClient
+	dial   func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// backend is a namespace of its own on the site.
+func (s site) backend(t *testing.T) cachetest.Backend {
+	namespace := "test-" + rand.Text()
+	networks := map[cache.Store]*mortal{}
+	admin := s.client(&mortal{dial: s.dial})
+	t.Cleanup(func() { _ = admin.Close() })
+	return cachetest.Backend{
+		Open: func(t *testing.T) cache.Store {
+			network := &mortal{dial: s.dial}
+			client := s.client(network)
+			store, err := cache.NewRedis(client, cache.Options{Namespace: namespace})
+			if err != nil {
+				t.Fatal(err)
+			}
+			networks[store] = network
+			t.Cleanup(func() { _ = client.Close() })
+			return store
+		},
+		Kill: func(_ *testing.T, s cache.Store) { networks[s].die() },
+		Plant: func(t *testing.T, key string, b []byte) {
+			names, err := cache.KeyNames(namespace, key, cache.Token{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := admin.Set(t.Context(), names[0], b, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+}
+
+func TestRedisStandaloneConforms(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	s := site{dial: dialTCP, client: func(network *mortal) redis.UniversalClient {
+		o := server.Options()
+		o.Dialer = network.Dial
+		return redis.NewClient(o)
+	}}
+	cachetest.Run(t, cachetest.Harness{New: s.backend, Parallel: true})
+}
+
+func TestRedisEmbeddedConformsInFakeTime(t *testing.T) {
+	cachetest.Run(t, cachetest.Harness{
+		Within: synctest.Test,
+		New: func(t *testing.T) cachetest.Backend {
+			server := redistest.RunEmbeddedInMemory(t)
+			s := site{dial: server.Options().Dialer, client: func(network *mortal) redis.UniversalClient {
+				o := server.Options()
+				o.Dialer = network.Dial
+				o.DialerRetries = 1 // a dead process's client ends its dials soon
+				return redis.NewClient(o)
+			}}
+			return s.backend(t)
+		},
+	})
+}

@@ -1,0 +1,355 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// A network is what lies between a client and the embedded server. It can
+// refuse connections, and swallow what is sent.
+type network struct {
+	dial      func(ctx context.Context, network, addr string) (net.Conn, error)
+	refuses   atomic.Bool
+	blackHole atomic.Bool
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (n *network) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	if n.refuses.Load() {
+		return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	}
+	if n.blackHole.Load() {
+		select {
+		case <-time.After(5 * time.Second): // the client's DialTimeout by default
+		case <-ctx.Done():
+		}
+		return nil, &net.OpError{Op: "dial", Err: errors.New("i/o timeout")}
+	}
+	c, err := n.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.conns = append(n.conns, c)
+	return &link{c, n}, nil
+}
+
+// cut refuses connections and ends those there are.
+func (n *network) cut() {
+	n.refuses.Store(true)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, c := range n.conns {
+		_ = c.Close()
+	}
+}
+
+// link is a connection of a network.
+type link struct {
+	net.Conn
+	n *network
+}
+
+func (l *link) Write(b []byte) (int, error) {
+	if l.n.blackHole.Load() {
+		return len(b), nil
+	}
+	return l.Conn.Write(b)
+}
+
+// faulty opens a guard on the embedded server, in a bubble, behind a network.
+func faulty(t *testing.T, p guard.Policy, opts cache.Options, test func(w *world, n *network, client *redis.Client, g *guard.Guard[string])) {
+	synctest.Test(t, func(t *testing.T) {
+		server := redistest.RunEmbeddedInMemory(t)
+		o := server.Options()
+		n := &network{dial: o.Dialer}
+		o.Dialer = n.Dial
+		o.DialerRetries = 1
+		client := redis.NewClient(o)
+		opts.Namespace = "test"
+		s, err := cache.NewRedis(client, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &world{T: t, server: server}
+		g, err := guard.New[string](s, "g", p)
+		must(w, err)
+		defer func() { // also when the test has failed
+			n.refuses.Store(false)
+			n.blackHole.Store(false)
+			_ = g.Close()
+			time.Sleep(time.Minute) // what is stuck in the client ends
+			if err := errors.Join(s.Close(), client.Close()); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Minute)
+		}()
+		test(w, n, client, g)
+	})
+}
+
+const redisTimeout = 250 * time.Millisecond // cache.Options' default
+
+// pitfall 28
+func TestBlackHoledRedisCostsAFewTimeoutsAndThenNothing(t *testing.T) {
+	events := &recorder{}
+	faulty(t, policy(), cache.Options{Observer: events}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		synctest.Wait() // for the first subscription
+		n.blackHole.Store(true)
+		o := &origin{takes: 100 * time.Millisecond}
+		var slow int
+		for range 20 {
+			a := callers([]*guard.Guard[string]{g}, 1, "k", o.fetch)[0]
+			if a.err != nil {
+				w.Fatalf("fail open: %v", a.err)
+			}
+			if a.took > 100*time.Millisecond {
+				slow++
+			}
+			if a.took > 100*time.Millisecond+3*redisTimeout {
+				w.Errorf("a caller waited %v", a.took)
+			}
+		}
+		if slow > 5 || events.count(cache.BreakerOpened) != 1 {
+			w.Errorf("%d callers waited for Redis; the breaker opened %d times", slow, events.count(cache.BreakerOpened))
+		}
+		o.fetched(w, 20)
+
+		n.blackHole.Store(false)
+		back := time.Now()
+		for events.count(cache.BreakerClosed) == 0 || events.count(cache.SubscriptionUp) < 2 {
+			time.Sleep(10 * time.Millisecond)
+			if time.Since(back) > 2*time.Second {
+				w.Fatal("Redis came back 2 s ago, and the store is not at work")
+			}
+		}
+		// What was fetched while Redis was away is not written later.
+		if _, err := g.Peek(context.Background(), "k"); !errors.Is(err, guard.ErrMiss) {
+			w.Errorf("Peek: %v", err)
+		}
+		get(w, g, "k", o.fetch)
+		get(w, g, "k", never)
+	})
+}
+
+// pitfall 28
+func TestRefusedConnectionsCostNoMore(t *testing.T) {
+	faulty(t, policy(), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.cut()
+		for i := range 10 {
+			a := callers([]*guard.Guard[string]{g}, 1, "k", (&origin{}).fetch)[0]
+			if a.err != nil || a.took > 3*redisTimeout || (i > 5 && a.took > 0) {
+				w.Errorf("call %d: %v after %v", i, a.err, a.took)
+			}
+		}
+	})
+}
+
+// pitfall 28
+func TestCancelledCallerDoesNotWaitForRedis(t *testing.T) {
+	faulty(t, policy(), cache.Options{RedisTimeout: time.Hour}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.blackHole.Store(true)
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() { time.Sleep(30 * time.Millisecond); cancel() }()
+		start := time.Now()
+		_, err := g.Get(ctx, "k", never)
+		if !errors.Is(err, context.Canceled) || time.Since(start) != 30*time.Millisecond {
+			w.Errorf("Get: %v after %v", err, time.Since(start))
+		}
+		if err := g.Delete(ctx, "k"); !errors.Is(err, context.Canceled) {
+			w.Errorf("Delete: %v", err)
+		}
+	})
+}
+
+func TestFailClosedTellsSoAtOnce(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.blackHole.Store(true)
+		for i := range 20 {
+			a := callers([]*guard.Guard[string]{g}, 1, "k", never)[0]
+			if !errors.Is(a.err, guard.ErrUnavailable) || a.took > 3*redisTimeout || (i > 10 && a.took > 0) {
+				w.Errorf("call %d: %v after %v", i, a.err, a.took)
+			}
+		}
+	})
+}
+
+// pitfall 29
+func TestUnguardedFetchesAreSharedAndBounded(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 4 })
+	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.cut()
+		for range 10 {
+			get(w, g, "warm-up", (&origin{}).fetch)
+		}
+		var running, most, fetches atomic.Int32
+		fetch := func(context.Context) (string, error) {
+			now := running.Add(1)
+			defer running.Add(-1)
+			for {
+				m := most.Load()
+				if now <= m || most.CompareAndSwap(m, now) {
+					break
+				}
+			}
+			fetches.Add(1)
+			time.Sleep(100 * time.Millisecond)
+			return "v", nil
+		}
+		var wg sync.WaitGroup
+		for _, key := range strings.Split("abcdefghijklmnopqrst", "") {
+			for range 10 {
+				wg.Go(func() {
+					r, err := g.Load(context.Background(), key, func(ctx context.Context, _ *guard.Fill[string]) (string, error) { return fetch(ctx) })
+					if err != nil || r.Source != guard.UnguardedFetch && r.Source != guard.Waited || r.Stored {
+						w.Errorf("%+v, %v", r, err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		// Callers that come after a fetch has started share the next.
+		if most.Load() != 4 || fetches.Load() > 2*20 {
+			w.Errorf("%d fetches at once, of %d for 20 keys", most.Load(), fetches.Load())
+		}
+	})
+}
+
+func TestChangeThatWasNotAnsweredSaysThatItMayStillHappen(t *testing.T) {
+	faulty(t, policy(), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.blackHole.Store(true)
+		for _, err := range []error{
+			g.Set(context.Background(), "k", "v"), g.Delete(context.Background(), "k"), g.Expire(context.Background(), "k"),
+		} {
+			if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "may still be carried out") {
+				w.Errorf("got %v", err)
+			}
+		}
+	})
+}
+
+// losing loses the answers of the next so many acquires, after they were carried
+// out. Acquire is the one script of five keys.
+type losing struct{ n atomic.Int32 }
+
+func (l *losing) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (l *losing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if err == nil && len(cmd.Args()) > 2 && cmd.Args()[2] == 5 && l.n.Add(-1) >= 0 {
+			cmd.SetErr(io.ErrUnexpectedEOF)
+			return io.ErrUnexpectedEOF
+		}
+		return err
+	}
+}
+
+func (l *losing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// pitfall 27
+func TestOwnGrantWhoseAnswerWasLostIsNotWaitedFor(t *testing.T) {
+	faulty(t, policy(), cache.Options{}, func(w *world, _ *network, client *redis.Client, g *guard.Guard[string]) {
+		l := &losing{}
+		client.AddHook(l)
+		get(w, g, "warm-up", (&origin{}).fetch) // the scripts are known from here on
+		l.n.Store(1)
+		o := &origin{takes: 100 * time.Millisecond}
+		if a := callers([]*guard.Guard[string]{g}, 3, "k", o.fetch)[0]; a.err != nil || a.took != 100*time.Millisecond {
+			w.Errorf("got %q, %v after %v", a.value, a.err, a.took)
+		}
+		o.fetched(w, 1)
+		if r, err := g.Peek(context.Background(), "k"); r.Value != "v1" {
+			w.Errorf("stored: %+v, %v", r, err)
+		}
+		// Lost twice: as when Redis can't be reached, and the lease expires.
+		l.n.Store(2)
+		get(w, g, "k2", o.fetch)
+		o.fetched(w, 2)
+	})
+}
+
+// pitfall 11
+func TestWakeUpThatWasMissedIsMadeUpFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t, server: redistest.RunEmbeddedInMemory(t)}
+		o := w.server.Options()
+		n := &network{dial: o.Dialer}
+		o.Dialer = n.Dial
+		client := redis.NewClient(o)
+		s, err := cache.NewRedis(client, cache.Options{Namespace: "test"})
+		must(w, err)
+		waiter := w.guard(s, policy())
+		s2, err := cache.NewRedis(w.server.Client(), cache.Options{Namespace: "test"})
+		must(w, err)
+		holder := w.guard(s2, policy())
+		origin := &origin{takes: time.Second}
+		go callers([]*guard.Guard[string]{holder}, 1, "k", origin.fetch)
+		time.Sleep(100 * time.Millisecond)
+		go func() {
+			// The waiter's connections break just before the fill, and again after.
+			time.Sleep(895 * time.Millisecond)
+			n.cut()
+			time.Sleep(10 * time.Millisecond)
+			n.refuses.Store(false)
+		}()
+		a := callers([]*guard.Guard[string]{waiter}, 3, "k", origin.fetch)
+		for _, a := range a {
+			if a.value != "v1" || a.took > 900*time.Millisecond+300*time.Millisecond {
+				w.Errorf("got %q, %v after %v", a.value, a.err, a.took)
+			}
+		}
+		origin.fetched(w, 1)
+		for _, g := range []*guard.Guard[string]{waiter, holder} {
+			must(w, g.Close())
+		}
+		must(w, s.Close())
+		must(w, s2.Close())
+		must(w, client.Close())
+	})
+}
+
+// pitfall 13
+func TestCommandsDoNotGrowWithCallers(t *testing.T) {
+	count := func(t *testing.T, n int) (sent int64) {
+		synctest.Test(t, func(t *testing.T) {
+			w := &world{T: t, server: redistest.RunEmbeddedInMemory(t)}
+			client := w.server.Client()
+			counter := &redistest.Counter{}
+			client.AddHook(counter)
+			s, err := cache.NewRedis(client, cache.Options{Namespace: "test"})
+			must(w, err)
+			g := w.guard(s, policy())
+			counter.Reset()
+			o := &origin{takes: 200 * time.Millisecond}
+			callers([]*guard.Guard[string]{g}, n, "k", o.fetch)
+			sent = counter.Total()
+			must(w, g.Close())
+			must(w, s.Close())
+		})
+		return sent
+	}
+	if few, many := count(t, 10), count(t, 1000); many > few+4 || many > 15 {
+		t.Errorf("%d commands for 10 callers, %d for 1000", few, many)
+	}
+}

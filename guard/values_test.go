@@ -1,0 +1,486 @@
+package guard_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+)
+
+// pitfall 15
+func TestValueTooLargeIsHandedOutAndReportedAndDoesNotQueue(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		events := &recorder{}
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBytes, p.Observer = 10, events }))
+		large := strings.Repeat("x", 11)
+		o := &origin{takes: 100 * time.Millisecond, answer: func(context.Context, int) (string, error) { return large, nil }}
+		for _, a := range callers(fleet[:1], 5, "k", o.fetch) {
+			if a.value != large || a.took != 100*time.Millisecond {
+				w.Errorf("a caller got %q, %v after %v", a.value, a.err, a.took)
+			}
+		}
+		o.fetched(w, 1)
+		if events.count(cache.FillTooLarge) != 1 {
+			w.Errorf("it was reported %d times", events.count(cache.FillTooLarge))
+		}
+		// Two processes side by side: nobody waits for a lease. In each, callers share
+		// a fetch that started after they came, the one under way or the next.
+		for _, a := range callers(fleet, 5, "k", o.fetch) {
+			if a.value != large || a.took > 200*time.Millisecond {
+				w.Errorf("later, a caller got %q, %v after %v", a.value, a.err, a.took)
+			}
+		}
+		if n := o.n.Load(); n > 1+2*2 {
+			w.Errorf("the origin was asked %d times", n)
+		}
+		if err := fleet[0].Set(context.Background(), "k", large); !errors.Is(err, guard.ErrTooLarge) {
+			w.Errorf("Set: %v", err)
+		}
+	})
+}
+
+func TestPrivateValueStaysWithItsCaller(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy())
+		type user struct{}
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				name := fmt.Sprint("user", i)
+				ctx := context.WithValue(context.Background(), user{}, name)
+				r, err := fleet[i%2].Load(ctx, "k", func(ctx context.Context, f *guard.Fill[string]) (string, error) {
+					time.Sleep(100 * time.Millisecond)
+					f.Private = true
+					return ctx.Value(user{}).(string), nil
+				})
+				if r.Value != name || err != nil || r.Stored {
+					w.Errorf("%s got %+v, %v", name, r, err)
+				}
+			})
+		}
+		wg.Wait()
+		start := time.Now()
+		var later sync.WaitGroup
+		for range 5 {
+			later.Go(func() { get(w, fleet[0], "k", (&origin{takes: time.Second}).fetch) })
+		}
+		later.Wait()
+		if took := time.Since(start); took != time.Second {
+			w.Errorf("callers of a private key took %v side by side", took)
+		}
+	})
+}
+
+// pitfall 16
+func TestFetchUnderWayDoesNotUndoADelete(t *testing.T) {
+	for name, change := range map[string]func(*guard.Guard[string]) error{
+		"Delete": func(g *guard.Guard[string]) error { return g.Delete(context.Background(), "k") },
+		"Set":    func(g *guard.Guard[string]) error { return g.Set(context.Background(), "k", "set") },
+		"Expire": func(g *guard.Guard[string]) error { return g.Expire(context.Background(), "k") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(3, policy())
+				o := &origin{takes: time.Second}
+				before := make(chan answer)
+				go func() { before <- callers(fleet[:1], 1, "k", o.fetch)[0] }()
+				time.Sleep(500 * time.Millisecond)
+				must(w, change(fleet[1]))
+				// pitfall 17: whoever comes now joins no fetch from before.
+				for i, a := range callers(fleet, 2, "k", o.fetch) {
+					if a.value == "v1" || a.err != nil {
+						w.Errorf("caller %d, after the %s, got %q, %v", i, name, a.value, a.err)
+					}
+				}
+				if a := <-before; a.value != "v1" {
+					w.Errorf("the caller from before got %q, %v", a.value, a.err)
+				}
+				want := map[string]int{"Delete": 2, "Set": 1, "Expire": 2}[name]
+				o.fetched(w, want)
+				if v := get(w, fleet[2], "k", never); v == "v1" {
+					w.Errorf("the fetch from before was stored")
+				}
+			})
+		})
+	}
+}
+
+// pitfall 17: in the process that fetches nobody waits for the old fetch to end.
+func TestDeleteInTheFetchingProcessFreesNewcomersAtOnce(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		old := &origin{takes: 10 * time.Second}
+		go func() { _, _ = g.Get(context.Background(), "k", old.fetch) }()
+		time.Sleep(time.Second)
+		must(w, g.Delete(context.Background(), "k"))
+		a := callers([]*guard.Guard[string]{g}, 3, "k", (&origin{takes: time.Second, answer: func(context.Context, int) (string, error) { return "new", nil }}).fetch)
+		for _, a := range a {
+			if a.value != "new" || a.took != time.Second {
+				w.Errorf("got %q, %v after %v", a.value, a.err, a.took)
+			}
+		}
+		time.Sleep(10 * time.Second)
+	})
+}
+
+func TestFetchThatLostItsLeaseIsCancelledWhenNobodyCanUseIt(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		ctx, hangUp := context.WithCancel(context.Background())
+		cancelled := make(chan time.Time, 1)
+		go func() {
+			_, _ = g.Get(ctx, "k", func(ctx context.Context) (string, error) {
+				<-ctx.Done()
+				cancelled <- time.Now()
+				return "", ctx.Err()
+			})
+		}()
+		synctest.Wait()
+		must(w, g.Delete(context.Background(), "k"))
+		synctest.Wait()
+		select {
+		case <-cancelled:
+			w.Fatal("cancelled while its caller waits")
+		default:
+		}
+		hungUp := time.Now()
+		hangUp()
+		if at := <-cancelled; !at.Equal(hungUp) {
+			w.Errorf("cancelled %v after its last caller left", at.Sub(hungUp))
+		}
+	})
+}
+
+// pitfall 18
+func TestShortTTLIsCachedRightAfterADelete(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL = 500 * time.Millisecond }))[0]
+		o := &origin{}
+		for range 5 {
+			must(w, g.Delete(context.Background(), "k"))
+			get(w, g, "k", o.fetch)
+			get(w, g, "k", never)
+		}
+		o.fetched(w, 5)
+	})
+}
+
+// pitfall 19
+func TestTTLsAreHonouredToTheMillisecond(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL = 7 * time.Millisecond }))[0]
+		o := &origin{}
+		get(w, g, "k", o.fetch)
+		time.Sleep(6 * time.Millisecond)
+		get(w, g, "k", never)
+		time.Sleep(time.Millisecond)
+		get(w, g, "k", o.fetch)
+		o.fetched(w, 2)
+	})
+}
+
+// pitfall 19
+func TestNewRefusesWhatItCannotHonourAndSaysAllOfIt(t *testing.T) {
+	store, err := cache.NewMemory(cache.MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	_, err = guard.New[string](store, "a:b", guard.Policy{
+		TTL: -1, Stale: -time.Second, Jitter: 1, Negative: -5, FetchTimeout: -1, Lease: time.Millisecond,
+		MaxAttempts: -7, WaitTimeout: -1, MaxUnguarded: -1, MaxBytes: -1, CompressAbove: -1,
+		Errors: map[string]error{"": errors.New("x"), "guard:mine": nil},
+	})
+	for _, field := range []string{
+		"name", "TTL", "Stale", "Jitter", "Negative", "FetchTimeout", "Lease", "MaxAttempts",
+		"WaitTimeout", "MaxUnguarded", "MaxBytes", "CompressAbove", "Errors",
+	} {
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("the error does not speak of %s: %v", field, err)
+		}
+	}
+	for _, ttl := range []time.Duration{0, time.Microsecond, cache.MaxTTL + time.Second} {
+		if _, err := guard.New[string](store, "g", guard.Policy{TTL: ttl}); err == nil {
+			t.Errorf("a TTL of %v was accepted", ttl)
+		}
+	}
+	if _, err := guard.New[string](nil, "g", guard.Policy{TTL: 1}); err == nil {
+		t.Error("no store was accepted")
+	}
+}
+
+// pitfall 20
+func TestJitterSpreadsExpiry(t *testing.T) {
+	inMemory(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL, p.Jitter = 100*time.Second, 0.2 }))[0]
+		ttls := map[time.Duration]bool{}
+		for i := range 1000 {
+			key := fmt.Sprint(i)
+			must(w, g.Set(context.Background(), key, "v"))
+			r, err := g.Peek(context.Background(), key)
+			must(w, err)
+			ttls[r.TTL] = true
+		}
+		all := slices.Sorted(maps.Keys(ttls))
+		if len(all) < 900 || all[0] < 80*time.Second || all[len(all)-1] > 100*time.Second ||
+			all[0] > 81*time.Second || all[len(all)-1] < 99*time.Second {
+			w.Errorf("%d different TTLs from %v to %v", len(all), all[0], all[len(all)-1])
+		}
+	})
+}
+
+// pitfall 23
+func TestNotFoundIsCachedForItsOwnShortTime(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Negative = time.Second }))
+		o := &origin{takes: 100 * time.Millisecond, answer: func(context.Context, int) (string, error) {
+			return "", fmt.Errorf("no such user: %w", guard.ErrNotFound)
+		}}
+		for range 3 {
+			for _, a := range callers(fleet, 2, "k", o.fetch) {
+				if !errors.Is(a.err, guard.ErrNotFound) {
+					w.Errorf("got %q, %v", a.value, a.err)
+				}
+			}
+		}
+		o.fetched(w, 1)
+		if _, err := fleet[0].Peek(context.Background(), "k"); !errors.Is(err, guard.ErrNotFound) {
+			w.Errorf("Peek: %v", err)
+		}
+		time.Sleep(time.Second)
+		callers(fleet, 1, "k", o.fetch)
+		o.fetched(w, 2)
+	})
+}
+
+// pitfall 23
+func TestNotFoundCanBeLeftUncached(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Negative = guard.Off }))
+		o := &origin{takes: time.Millisecond, answer: func(context.Context, int) (string, error) { return "", guard.ErrNotFound }}
+		for range 3 {
+			for _, a := range callers(fleet, 1, "k", o.fetch) {
+				if !errors.Is(a.err, guard.ErrNotFound) {
+					w.Errorf("got %q, %v", a.value, a.err)
+				}
+			}
+		}
+		o.fetched(w, 3)
+	})
+}
+
+func TestStaleIsServedWhenTheFetchFails(t *testing.T) {
+	boom := errors.New("boom")
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) {
+			p.TTL, p.StaleIfError = time.Second, 10*time.Second
+		}))
+		o := &origin{takes: 100 * time.Millisecond, answer: func(_ context.Context, n int) (string, error) {
+			if n == 1 {
+				return "good", nil
+			}
+			return "", boom
+		}}
+		get(w, fleet[0], "k", o.fetch)
+		time.Sleep(2 * time.Second)
+		for _, a := range callers(fleet, 3, "k", o.fetch) {
+			if a.value != "good" || a.took != 100*time.Millisecond {
+				w.Errorf("got %q, %v after %v", a.value, a.err, a.took)
+			}
+		}
+		o.fetched(w, 2)
+		// The refresh isn't tried again at once, by anybody.
+		callers(fleet, 3, "k", o.fetch)
+		o.fetched(w, 2)
+		time.Sleep(time.Second)
+		callers(fleet, 3, "k", o.fetch)
+		o.fetched(w, 3)
+		time.Sleep(10 * time.Second)
+		if a := callers(fleet[:1], 1, "k", o.fetch)[0]; !errors.Is(a.err, boom) {
+			w.Errorf("after StaleIfError: got %q, %v", a.value, a.err)
+		}
+	})
+}
+
+func TestFailingRefreshDoesNotHammerTheOrigin(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(3, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Hour }))
+		o := &origin{answer: func(_ context.Context, n int) (string, error) {
+			if n == 1 {
+				return "good", nil
+			}
+			return "", errors.New("down")
+		}}
+		get(w, fleet[0], "k", o.fetch)
+		time.Sleep(2 * time.Second)
+		for range 1000 {
+			for _, a := range callers(fleet, 1, "k", o.fetch) {
+				if a.value != "good" {
+					w.Fatalf("got %q, %v", a.value, a.err)
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := o.n.Load(); n < 5 || n > 12 {
+			w.Errorf("in 10 s the failing origin was asked %d times, once a second was meant", n-1)
+		}
+	})
+}
+
+func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Minute }))
+		get(w, fleet[0], "k", (&origin{}).fetch)
+		must(w, fleet[0].Expire(context.Background(), "k"))
+		given := make(chan string, 1)
+		conditional := func(_ context.Context, f *guard.Fill[string]) (string, error) {
+			given <- *f.Stale
+			return "", guard.ErrNotModified
+		}
+		r, err := fleet[1].Load(context.Background(), "k", conditional)
+		if r.Value != "v1" || r.Source != guard.Stale || err != nil {
+			w.Errorf("expired by hand: %+v, %v", r, err)
+		}
+		if v := <-given; v != "v1" {
+			w.Errorf("the fetch was given %q", v)
+		}
+		synctest.Wait()
+		r, err = fleet[0].Load(context.Background(), "k", conditional)
+		if r.Value != "v1" || r.Source != guard.FromRedis || r.TTL != time.Second || err != nil {
+			w.Errorf("renewed: %+v, %v", r, err)
+		}
+		_, err = fleet[0].Load(context.Background(), "other", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+			if f.Stale != nil {
+				w.Errorf("a stale value %q where there is none", *f.Stale)
+			}
+			return "", guard.ErrNotModified
+		})
+		if !errors.Is(err, guard.ErrNotModified) {
+			w.Errorf("not modified without a value: %v", err)
+		}
+	})
+}
+
+func TestFillSetsItsOwnTerms(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Minute, time.Minute }))[0]
+		load := func(key string, ttl, stale time.Duration) guard.Result[string] {
+			r, err := g.Load(context.Background(), key, func(_ context.Context, f *guard.Fill[string]) (string, error) {
+				if f.TTL != time.Minute || f.StaleFor != time.Minute || f.Attempt != 1 || len(f.IdempotencyKey) != 32 {
+					w.Errorf("preset: %+v", f)
+				}
+				f.TTL, f.StaleFor = ttl, stale
+				return "v", nil
+			})
+			must(w, err)
+			return r
+		}
+		if r := load("short", time.Second, guard.Off); r.TTL != time.Second || r.Source != guard.Fetched || !r.Stored {
+			w.Errorf("%+v", r)
+		}
+		load("once", 0, 0)
+		time.Sleep(time.Second)
+		for _, key := range []string{"short", "once"} {
+			if r, err := g.Peek(context.Background(), key); !errors.Is(err, guard.ErrMiss) {
+				w.Errorf("%s is still stored: %+v, %v", key, r, err)
+			}
+		}
+	})
+}
+
+func TestResultTellsWhereTheValueComesFrom(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.TTL, p.Stale = 10*time.Second, time.Minute }))
+		slow := func(_ context.Context, f *guard.Fill[string]) (string, error) {
+			time.Sleep(time.Second)
+			return "v", nil
+		}
+		var wg sync.WaitGroup
+		sources := make(chan guard.Source, 3)
+		for i := range 3 {
+			wg.Go(func() {
+				r, err := fleet[i/2].Load(context.Background(), "k", slow)
+				must(w, err)
+				sources <- r.Source
+			})
+		}
+		wg.Wait()
+		close(sources)
+		count := map[guard.Source]int{}
+		for s := range sources {
+			count[s]++
+		}
+		if count[guard.Fetched] != 1 || count[guard.Waited] != 2 {
+			w.Errorf("sources: %v", count)
+		}
+		time.Sleep(4 * time.Second)
+		r, err := fleet[1].Load(context.Background(), "k", slow)
+		if r.Source != guard.FromRedis || r.Age != 4*time.Second || r.TTL != 6*time.Second || err != nil {
+			w.Errorf("%+v, %v", r, err)
+		}
+	})
+}
+
+// pitfall 21: ages rest on Redis's own clock, so that a machine whose clock is
+// off serves and fetches like any other. In a bubble there is one clock; what can
+// be shown is that nothing in an entry is a point in time.
+func TestEntriesHoldNoPointInTime(t *testing.T) {
+	e := cache.Entry{Version: cache.NewMinter().Token(), Kind: cache.Value, TTL: time.Minute, FreshFor: time.Second, Took: time.Millisecond}
+	first := e.Encode()
+	time.Sleep(2 * time.Millisecond)
+	if !bytes.Equal(first, e.Encode()) {
+		t.Error("the same entry, encoded later, differs")
+	}
+}
+
+// pitfall 31
+func TestForeignBytesAreAMissAndAreOverwritten(t *testing.T) {
+	inRedis(t, func(w *world) {
+		events := &recorder{}
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Observer = events }))
+		rng := rand.New(rand.NewPCG(1, 2))
+		good := (&cache.Entry{Version: cache.NewMinter().Token(), Kind: cache.Value, TTL: time.Minute, FreshFor: time.Minute, Payload: []byte("x")}).Encode()
+		other := append([]byte{}, good...)
+		other[18] = 200 // a codec nobody here has
+		future := append([]byte{}, good...)
+		future[16] = 2
+		foreign := [][]byte{{}, []byte("hello"), good[:31], other, future, bytes.Repeat([]byte{0xff}, 1000)}
+		for range 50 {
+			b := make([]byte, 1+rng.IntN(80))
+			for i := range b {
+				b[i] = byte(rng.Uint32())
+			}
+			foreign = append(foreign, b)
+		}
+		for i, b := range foreign {
+			key := fmt.Sprint("k", i)
+			must(w, w.server.Set("test:{g:"+key+"}", string(b)))
+			o, before := &origin{}, events.count(cache.EntryDamaged)
+			if v := get(w, fleet[i%2], key, o.fetch); v != "v1" {
+				w.Errorf("bytes %x: got %q", b, v)
+			}
+			if len(b) > 0 && events.count(cache.EntryDamaged) == before {
+				w.Errorf("bytes %x were not reported", b)
+			}
+			if v := get(w, fleet[(i+1)%2], key, never); v != "v1" {
+				w.Errorf("bytes %x: were not overwritten", b)
+			}
+		}
+		// A key of another Redis type.
+		_, err := w.server.Lpush("test:{g:list}", "x")
+		must(w, err)
+		get(w, fleet[0], "list", (&origin{}).fetch)
+		get(w, fleet[1], "list", never)
+	})
+}
