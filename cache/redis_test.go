@@ -119,3 +119,24 @@ func TestRedisEmbeddedConformsInFakeTime(t *testing.T) {
 		},
 	})
 }
+
+// pitfall 26
+func TestRedisClusterConforms(t *testing.T) {
+	server := redistest.RunCluster(t, redistest.ClusterConfig{})
+	s := site{dial: dialTCP, client: func(network *mortal) redis.UniversalClient {
+		o := server.Options()
+		o.Dialer = network.Dial
+		return redis.NewClusterClient(o)
+	}}
+	cachetest.Run(t, cachetest.Harness{New: s.backend, Parallel: true})
+}
+
+func TestRedisBehindSentinelConforms(t *testing.T) {
+	server := redistest.RunSentinel(t, redistest.SentinelConfig{})
+	s := site{dial: dialTCP, client: func(network *mortal) redis.UniversalClient {
+		o := server.Options()
+		o.Dialer = network.Dial
+		return redis.NewFailoverClient(o)
+	}}
+	cachetest.Run(t, cachetest.Harness{New: s.backend, Parallel: true})
+}
