@@ -1,0 +1,198 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// What a real server, cluster or Sentinel does to guards that are at work.
+
+// onClient opens a guard on a store on the client, both closed by the test's end.
+func onClient(t *testing.T, client redis.UniversalClient, p guard.Policy) *guard.Guard[string] {
+	t.Helper()
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closed(t, s) })
+	return (&world{T: t}).guard(s, p)
+}
+
+// underWay has the first guard fetch for d, and another wait for it; it returns
+// when both are at it.
+func underWay(t *testing.T, fleet []*guard.Guard[string], key string, o *origin) <-chan []answer {
+	t.Helper()
+	answers := make(chan []answer, 1)
+	go func() { answers <- callers(fleet, 5, key, o.fetch) }()
+	for o.n.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(200 * time.Millisecond) // the others wait by now; if not, the test is milder
+	return answers
+}
+
+func allGot(t *testing.T, answers []answer) {
+	t.Helper()
+	for _, a := range answers {
+		if a.err != nil {
+			t.Errorf("after %v a caller got %v", a.took, a.err)
+		}
+	}
+}
+
+// pitfall 30
+func TestFailoverCostsAtMostOneMoreFetch(t *testing.T) {
+	sentinel := redistest.RunSentinel(t, redistest.SentinelConfig{})
+	fleet := []*guard.Guard[string]{
+		onClient(t, sentinel.Client(), policy()), onClient(t, sentinel.Client(), policy()),
+	}
+	o := &origin{takes: 3 * time.Second}
+	answers := underWay(t, fleet, "k", o)
+	old, err := sentinel.KillMaster(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	allGot(t, <-answers)
+	if n := o.n.Load(); n > 2 {
+		t.Errorf("%d fetches", n)
+	}
+	if _, err := sentinel.WaitNewMaster(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	// The new master serves all of it.
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		r, err := fleet[0].Load(context.Background(), "k2", func(ctx context.Context, _ *guard.Fill[string]) (string, error) { return "v", nil })
+		if err == nil && r.Stored {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("nothing is stored after the failover: %+v, %v", r, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if r, err := fleet[1].Peek(context.Background(), "k2"); err != nil || r.Value != "v" {
+		t.Errorf("Peek: %+v, %v", r, err)
+	}
+}
+
+// pitfall 26
+func TestSlotThatMovesUnderAFetchTakesItsWaitersAlong(t *testing.T) {
+	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
+	fleet := []*guard.Guard[string]{
+		onClient(t, cluster.Client(), policy()), onClient(t, cluster.Client(), policy()),
+	}
+	ctx := t.Context()
+	master, err := cluster.MasterFor(ctx, "test:{g:k}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot, err := cluster.Slot(ctx, "test:{g:k}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := 0
+	for i, m := range cluster.Masters() {
+		if m == master {
+			from = i
+		}
+	}
+	o := &origin{takes: 2 * time.Second}
+	answers := underWay(t, fleet, "k", o)
+	if err := cluster.MoveSlot(ctx, slot, from, (from+1)%3); err != nil {
+		t.Fatal(err)
+	}
+	got := <-answers
+	allGot(t, got)
+	// A slot in motion may look like a dead holder for a moment.
+	if n := o.n.Load(); n > 2 {
+		t.Errorf("%d fetches", n)
+	}
+	if v, err := fleet[1].Get(context.Background(), "k", never); err != nil {
+		t.Errorf("stored: %q, %v", v, err)
+	}
+}
+
+func TestScriptsThatWereFlushedAreSentAgain(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	fleet := []*guard.Guard[string]{
+		onClient(t, server.Client(), policy(func(p *guard.Policy) { p.Lease = 300 * time.Millisecond })),
+		onClient(t, server.Client(), policy()),
+	}
+	o := &origin{takes: time.Second}
+	answers := underWay(t, fleet, "k", o)
+	if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	allGot(t, <-answers)
+	if n := o.n.Load(); n != 1 {
+		t.Errorf("%d fetches: the lease was not renewed without its script", n)
+	}
+}
+
+func TestKilledSubscriptionComesBackAndCostsAtMostOneMoreFetch(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	fleet := []*guard.Guard[string]{onClient(t, server.Client(), policy()), onClient(t, server.Client(), policy())}
+	o := &origin{takes: time.Second}
+	answers := underWay(t, fleet, "k", o)
+	for range 3 {
+		if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	got := <-answers
+	allGot(t, got)
+	if n := o.n.Load(); n > 2 {
+		t.Errorf("%d fetches", n)
+	}
+}
+
+// A full Redis takes no lease and no value: callers are served all the same, and
+// no lease is left behind to wait for.
+func TestFullRedisLosesNothingButTheCache(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	admin := server.Client()
+	events := &recorder{}
+	g := onClient(t, server.Client(), policy(func(p *guard.Policy) { p.Observer = events }))
+	fill := func() {
+		if err := admin.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Full between acquire and fill.
+	r, err := g.Load(context.Background(), "k", func(context.Context, *guard.Fill[string]) (string, error) { fill(); return "v", nil })
+	if err != nil || r.Value != "v" || r.Stored {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if n := events.count(cache.FillRefused); n != 1 {
+		t.Errorf("%d refusals were reported", n)
+	}
+	// Full before acquire.
+	r, err = g.Load(context.Background(), "k2", func(context.Context, *guard.Fill[string]) (string, error) { return "v", nil })
+	if err != nil || r.Source != guard.UnguardedFetch {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := g.Set(context.Background(), "k", "v"); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "OOM") {
+		t.Errorf("Set: %v", err)
+	}
+	if keys, err := admin.Keys(t.Context(), "*").Result(); err != nil || strings.Contains(fmt.Sprint(keys), "lease") {
+		t.Errorf("left behind: %v, %v", keys, err)
+	}
+	if err := admin.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = g.Load(context.Background(), "k", func(context.Context, *guard.Fill[string]) (string, error) { return "v", nil }); err != nil || !r.Stored {
+		t.Errorf("with room again: %+v, %v", r, err)
+	}
+}
