@@ -1,0 +1,241 @@
+// Package stampede_test has the benchmarks of the whole library against a real
+// redis-server on loopback, each beside its baseline in the same run:
+//
+//	make bench
+//
+// Compare a benchmark's ns/op with its baseline's, not with another machine's.
+// "ratio" is reported where one benchmark times both in turn.
+package stampede_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// many keys, and a value of 1 KiB.
+const many = 1000
+
+var value = make([]byte, 1024)
+
+var errNotStored = errors.New("a warm key was fetched")
+
+type bench struct {
+	client *redis.Client
+	guard  *guard.Guard[[]byte]
+}
+
+func newBench(b *testing.B) *bench {
+	b.Helper()
+	server := redistest.RunStandalone(b, redistest.StandaloneConfig{})
+	client := server.Client()
+	store, err := cache.NewRedis(client, cache.Options{Namespace: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = store.Close() })
+	// A machine that stalls must not turn a benchmark of Redis into one without.
+	g, err := guard.New[[]byte](store, "g", guard.Policy{TTL: time.Hour, WhenUnavailable: guard.FailClosed})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = g.Close() })
+	for i := range many {
+		if err := errors.Join(g.Set(b.Context(), key(i), value), client.Set(b.Context(), key(i), value, 0).Err()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return &bench{client, g}
+}
+
+func key(i int) string { return "k" + strconv.Itoa(i) }
+
+// raw is the baseline: a plain GET of the same bytes.
+func (s *bench) raw(ctx context.Context, key string) error {
+	return s.client.Get(ctx, key).Err()
+}
+
+// warm is a Get of a key that is stored and fresh.
+func (s *bench) warm(ctx context.Context, key string) error {
+	_, err := s.guard.Get(ctx, key, func(context.Context) ([]byte, error) { return nil, errNotStored })
+	return err
+}
+
+// BenchmarkWarmKey compares Get of a stored, fresh value with a plain GET.
+func BenchmarkWarmKey(b *testing.B) {
+	s := newBench(b)
+	for _, callers := range []int{1, 64, 512} {
+		for _, keys := range []int{1, many} {
+			name := fmt.Sprintf("callers=%d/keys=%d/", callers, keys)
+			b.Run(name+"baseline=GET", func(b *testing.B) { run(b, callers, keys, s.raw) })
+			b.Run(name+"Get", func(b *testing.B) { run(b, callers, keys, s.warm) })
+		}
+	}
+}
+
+// run has the callers do b.N operations between them.
+func run(b *testing.B, callers, keys int, do func(context.Context, string) error) {
+	b.ReportAllocs()
+	names := make([]string, keys)
+	for i := range names {
+		names[i] = key(i)
+	}
+	// A caller with a request has a context that can end.
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	var left atomic.Int64
+	left.Store(int64(b.N))
+	var wg sync.WaitGroup
+	b.ResetTimer()
+	for range callers {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+			for left.Add(-1) >= 0 {
+				if err := do(ctx, names[rng.IntN(keys)]); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// BenchmarkMiss compares a Get that has to fetch (nothing) and store with
+// cache-aside by hand: GET, SET. A miss is three round trips, two of them
+// scripts; see docs/protocol.md.
+func BenchmarkMiss(b *testing.B) {
+	s := newBench(b)
+	for _, callers := range []int{1, 64} {
+		name := fmt.Sprintf("callers=%d/", callers)
+		var n atomic.Int64
+		b.Run(name+"baseline=GET+SET", func(b *testing.B) {
+			run(b, callers, 1, func(ctx context.Context, _ string) error {
+				k := fmt.Sprintf("miss:%d:%d", callers, n.Add(1))
+				if err := s.client.Get(ctx, k).Err(); !errors.Is(err, redis.Nil) {
+					return fmt.Errorf("not a miss: %w", err)
+				}
+				return s.client.Set(ctx, k, value, time.Minute).Err()
+			})
+		})
+		b.Run(name+"Get", func(b *testing.B) {
+			run(b, callers, 1, func(ctx context.Context, _ string) error {
+				_, err := s.guard.Get(ctx, fmt.Sprintf("miss:%d:%d", callers, n.Add(1)), func(context.Context) ([]byte, error) { return value, nil })
+				return err
+			})
+		})
+	}
+}
+
+// BenchmarkWakeUp measures, from the end of a fetch in another process, how long
+// until a waiter has the value; the baseline is a message over Redis's pub/sub.
+func BenchmarkWakeUp(b *testing.B) {
+	s := newBench(b)
+	b.Run("baseline=PUBLISH", func(b *testing.B) {
+		sub := s.client.Subscribe(b.Context(), "ch")
+		defer sub.Close()
+		ch := sub.Channel()
+		for b.Loop() {
+			if err := s.client.Publish(b.Context(), "ch", value).Err(); err != nil {
+				b.Fatal(err)
+			}
+			<-ch
+		}
+	})
+	b.Run("waiter", func(b *testing.B) {
+		other, err := cache.NewRedis(s.client, cache.Options{Namespace: "bench"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer other.Close()
+		waiting := &waits{}
+		waiter, err := guard.New[[]byte](other, "g", guard.Policy{TTL: time.Hour, Observer: waiting})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer waiter.Close()
+		var total time.Duration
+		for n := 0; b.Loop(); n++ {
+			k := "wake:" + strconv.Itoa(n)
+			waiting.began = make(chan struct{}, 1)
+			started, end := make(chan struct{}), make(chan struct{})
+			var ended time.Time
+			go func() {
+				_, _ = s.guard.Get(b.Context(), k, func(context.Context) ([]byte, error) {
+					close(started)
+					<-end
+					ended = time.Now()
+					return value, nil
+				})
+			}()
+			<-started
+			got := make(chan time.Time)
+			go func() {
+				_, err := waiter.Get(b.Context(), k, func(context.Context) ([]byte, error) { return nil, errNotStored })
+				if err != nil {
+					b.Error(err)
+				}
+				got <- time.Now()
+			}()
+			<-waiting.began
+			time.Sleep(2 * time.Millisecond) // until its subscription is confirmed
+			close(end)
+			at := <-got
+			total += at.Sub(ended)
+		}
+		// ns/op here holds the setting up; this is the wake-up alone.
+		b.ReportMetric(float64(total.Nanoseconds())/float64(b.N), "ns/wake-up")
+	})
+}
+
+// waits is told when a waiter begins to wait.
+type waits struct{ began chan struct{} }
+
+func (w *waits) Observe(e guard.Event) {
+	if e.Kind == cache.WaitBegan {
+		w.began <- struct{}{}
+	}
+}
+
+// BenchmarkObserver shows what being told costs, and that not being told costs
+// nothing: the same misses on the memory store.
+func BenchmarkObserver(b *testing.B) {
+	for name, observer := range map[string]guard.Observer{"off": nil, "on": nobody{}} {
+		b.Run(name, func(b *testing.B) {
+			store, err := cache.NewMemory(cache.MemoryOptions{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer store.Close()
+			g, err := guard.New[[]byte](store, "g", guard.Policy{TTL: time.Hour, Observer: observer})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer g.Close()
+			b.ReportAllocs()
+			n := 0
+			for b.Loop() {
+				n++
+				if _, err := g.Get(b.Context(), strconv.Itoa(n), func(context.Context) ([]byte, error) { return value, nil }); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+type nobody struct{}
+
+func (nobody) Observe(guard.Event) {}
