@@ -58,7 +58,7 @@ func decodeFailure(b []byte, p *Policy) *RemoteError {
 	if len(b) > 2*maxFailureText+1024 {
 		return &RemoteError{Text: fmt.Sprintf("its failure, of %d bytes, can't be read", len(b))}
 	}
-	if err := decodeStrict(b, &f); err != nil {
+	if err := (cache.MsgPack{}).Unmarshal(b, &f); err != nil {
 		return &RemoteError{Text: fmt.Sprintf("its failure can't be read: %v", err)}
 	}
 	e := &RemoteError{
@@ -74,13 +74,4 @@ func decodeFailure(b []byte, p *Policy) *RemoteError {
 		}
 	}
 	return e
-}
-
-func decodeStrict(b []byte, f *failure) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%v", p)
-		}
-	}()
-	return msgpack.Unmarshal(b, f)
 }

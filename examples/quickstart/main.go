@@ -3,7 +3,8 @@
 //
 //	go run ./examples/quickstart
 //
-// It needs no Redis: without REDIS_URL it starts an embedded one.
+// It needs no Redis: without REDIS_URL it starts an embedded one. With one, a
+// value that an earlier run left is found by both calls, and then served stale.
 package main
 
 import (

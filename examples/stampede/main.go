@@ -149,7 +149,9 @@ func promise(outcomes []*outcome) error {
 			errs = append(errs, fmt.Errorf("%d callers of the guard got an error: %s", n, o.firstError))
 		}
 		for _, note := range o.notes {
-			errs = append(errs, errors.New(note))
+			if len(errs) > 0 {
+				errs = append(errs, errors.New(note)) // as a likely reason
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -89,8 +89,10 @@ func crashMoments(o *outcome) []moment {
 			m = append(m, moment{at(f.ended), "the origin has answered it"})
 		}
 	}
-	return append(m, moment{ms(percentile(o.latencies(), 100)),
-		fmt.Sprintf("the last of the %d callers left has the value", len(o.answers))})
+	return append(m, moment{
+		ms(percentile(o.latencies(), 100)),
+		fmt.Sprintf("the last of the %d callers left has the value", len(o.answers)),
+	})
 }
 
 func errorMoments(o *outcome) []moment {
@@ -101,6 +103,8 @@ func errorMoments(o *outcome) []moment {
 			m = append(m, moment{ms(f.ended.Sub(o.start)), "the origin answers with an error"})
 		}
 	}
-	return append(m, moment{ms(percentile(o.latencies(), 100)),
-		fmt.Sprintf("the last of %d callers knows", len(o.answers))})
+	return append(m, moment{
+		ms(percentile(o.latencies(), 100)),
+		fmt.Sprintf("the last of %d callers knows", len(o.answers)),
+	})
 }

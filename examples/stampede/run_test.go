@@ -80,8 +80,10 @@ func TestRunReportsEveryFieldOfEveryScene(t *testing.T) {
 	if _, err := dec.Token(); err != io.EOF {
 		t.Fatalf("there is more than one object on standard output:\n%s", stdout)
 	}
-	fields := []string{"callers", "errors", "fetches", "last_ms", "mode", "name", "overhead_ms",
-		"p50_ms", "p99_ms", "procs", "redis_commands", "takeover_ms"}
+	fields := []string{
+		"callers", "errors", "fetches", "last_ms", "mode", "name", "overhead_ms",
+		"p50_ms", "p99_ms", "procs", "redis_commands", "takeover_ms",
+	}
 	var played []string
 	for _, sc := range report.Scenes {
 		var names []string
@@ -203,47 +205,56 @@ func TestFailuresAreToldAndEnd(t *testing.T) {
 }
 
 func TestDeathOfAChildIsTold(t *testing.T) {
-	_, stderr, code := disturb(t, func(*os.Process) { kill(t, children(t)[0], syscall.SIGKILL) })
-	if code != 1 || !strings.Contains(stderr, "ended unexpectedly: signal: killed") {
-		t.Errorf("exit code %d\n%s", code, stderr)
-	}
+	disturb(t, func(t *testing.T, _ *os.Process) { kill(t, children(t)[0], syscall.SIGKILL) },
+		func(t *testing.T, stderr string, code int) {
+			if code != 1 || !strings.Contains(stderr, "ended unexpectedly: signal: killed") {
+				t.Errorf("exit code %d\n%s", code, stderr)
+			}
+		})
 }
 
 func TestInterruptEndsTheChildren(t *testing.T) {
-	_, stderr, code := disturb(t, func(p *os.Process) { kill(t, p.Pid, os.Interrupt) })
-	if code != 130 || !strings.Contains(stderr, "interrupted") {
-		t.Errorf("exit code %d\n%s", code, stderr)
-	}
+	disturb(t, func(t *testing.T, p *os.Process) { kill(t, p.Pid, os.Interrupt) },
+		func(t *testing.T, stderr string, code int) {
+			if code != 130 || !strings.Contains(stderr, "interrupted") {
+				t.Errorf("exit code %d\n%s", code, stderr)
+			}
+		})
 }
 
 func TestChildrenDoNotSurviveTheParent(t *testing.T) {
-	disturb(t, func(p *os.Process) { kill(t, p.Pid, syscall.SIGKILL) })
+	disturb(t, func(t *testing.T, p *os.Process) { kill(t, p.Pid, syscall.SIGKILL) },
+		func(*testing.T, string, int) {})
 }
 
-// disturb starts a long run, does something to it when it is under way, and
-// waits for its end.
-func disturb(t *testing.T, do func(*os.Process)) (stdout, stderr string, code int) {
-	t.Helper()
+// disturb starts a long run, does something to it while its children start, or
+// when they have been fetching for a while, and checks how it ends.
+func disturb(t *testing.T, do func(*testing.T, *os.Process), check func(t *testing.T, stderr string, code int)) {
 	if runtime.GOOS != "linux" {
 		t.Skip("children are found in /proc")
 	}
-	var out, errs bytes.Buffer
-	cmd := exec.Command(binary, "-procs", "2", "-callers", "5", "-fetch", "20s")
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	for name, after := range map[string]time.Duration{"starting": 0, "fetching": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			var errs bytes.Buffer
+			cmd := exec.Command(binary, "-procs", "2", "-callers", "5", "-fetch", "20s")
+			cmd.Stderr = &errs
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			timer := time.AfterFunc(15*time.Second, func() { _ = cmd.Process.Kill() })
+			defer timer.Stop()
+			eventually(t, "two children", func() bool { return len(children(t)) == 2 })
+			time.Sleep(after)
+			do(t, cmd.Process)
+			start := time.Now()
+			_ = cmd.Wait()
+			if d := time.Since(start); d > 10*time.Second {
+				t.Errorf("it took %v to end", d)
+			}
+			noChildIsLeft(t)
+			check(t, errs.String(), cmd.ProcessState.ExitCode())
+		})
 	}
-	timer := time.AfterFunc(15*time.Second, func() { _ = cmd.Process.Kill() })
-	defer timer.Stop()
-	eventually(t, "two children", func() bool { return len(children(t)) == 2 })
-	do(cmd.Process)
-	start := time.Now()
-	_ = cmd.Wait()
-	if d := time.Since(start); d > 10*time.Second {
-		t.Errorf("it took %v to end", d)
-	}
-	noChildIsLeft(t)
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
 func kill(t *testing.T, pid int, sig os.Signal) {

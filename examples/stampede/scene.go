@@ -164,6 +164,7 @@ func (s *stage) awaitResults(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
+	s.show()
 	return nil
 }
 

@@ -21,8 +21,17 @@ func TestPercentileIsTheNearestRank(t *testing.T) {
 		p    float64
 		want time.Duration
 	}{
-		{0, 50, 0}, {1, 50, 1}, {1, 99, 1}, {2, 50, 1}, {3, 50, 2}, {100, 50, 50},
-		{100, 99, 99}, {101, 99, 100}, {1000, 99, 990}, {1000, 100, 1000}, {5, 0, 1},
+		{0, 50, 0},
+		{1, 50, 1},
+		{1, 99, 1},
+		{2, 50, 1},
+		{3, 50, 2},
+		{100, 50, 50},
+		{100, 99, 99},
+		{101, 99, 100},
+		{1000, 99, 990},
+		{1000, 100, 1000},
+		{5, 0, 1},
 	} {
 		if got := main.Percentile(upTo(c.n), c.p); got != c.want {
 			t.Errorf("p%v of 1…%d is %d, want %d", c.p, c.n, got, c.want)
@@ -37,8 +46,13 @@ func TestTicksAreRoundAndCoverTheSpan(t *testing.T) {
 		n    int
 		want time.Duration
 	}{
-		{0, 7, ms}, {7 * ms, 7, ms}, {8 * ms, 7, 2 * ms}, {247 * ms, 7, 50 * ms},
-		{247 * ms, 4, 100 * ms}, {701 * ms, 7, 200 * ms}, {60 * time.Second, 4, 20 * time.Second},
+		{0, 7, ms},
+		{7 * ms, 7, ms},
+		{8 * ms, 7, 2 * ms},
+		{247 * ms, 7, 50 * ms},
+		{247 * ms, 4, 100 * ms},
+		{701 * ms, 7, 200 * ms},
+		{60 * time.Second, 4, 20 * time.Second},
 	} {
 		if got := main.TickOf(c.span, c.n); got != c.want {
 			t.Errorf("%d ticks over %v are %v apart, want %v", c.n, c.span, got, c.want)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // MasterFor returns the node that serves a key now: a master as started, or
@@ -19,21 +21,40 @@ func (c *Cluster) MasterFor(ctx context.Context, key string) (*Server, error) {
 	}
 	control := via.control()
 	defer control.Close()
-	ranges, err := control.ClusterSlots(ctx).Result()
+	shards, err := control.ClusterShards(ctx).Result()
 	if err != nil {
-		return nil, fmt.Errorf("redistest: cluster slots: %w", err)
+		return nil, fmt.Errorf("redistest: cluster shards: %w", err)
 	}
-	for _, r := range ranges {
-		if slot < r.Start || slot > r.End || len(r.Nodes) == 0 {
+	for _, shard := range shards {
+		if !hasSlot(shard, slot) {
 			continue
 		}
-		for _, s := range c.nodes() {
-			if s.Addr() == r.Nodes[0].Addr {
+		for _, node := range shard.Nodes {
+			if s := c.node(node.Port); s != nil && node.Role == "master" && node.Health == "online" {
 				return s, nil
 			}
 		}
 	}
 	return nil, fmt.Errorf("redistest: no node serves slot %d", slot)
+}
+
+func hasSlot(shard redis.ClusterShard, slot int) bool {
+	for _, r := range shard.Slots {
+		if int64(slot) >= r.Start && int64(slot) <= r.End {
+			return true
+		}
+	}
+	return false
+}
+
+// node returns the node that listens on a port, or nil.
+func (c *Cluster) node(port int64) *Server {
+	for _, s := range c.nodes() {
+		if int64(s.port) == port {
+			return s
+		}
+	}
+	return nil
 }
 
 // Slot returns the hash slot of a key.

@@ -97,7 +97,7 @@ func (s *memStream) write(p []byte) (n int, err error) {
 
 func (s *memStream) read(p []byte) (int, error) {
 	for {
-		n, err, wait := s.tryRead(p)
+		wait, n, err := s.tryRead(p)
 		if wait == nil {
 			return n, err
 		}
@@ -107,25 +107,25 @@ func (s *memStream) read(p []byte) (int, error) {
 
 // tryRead reads what there is. If there is nothing yet it returns a function
 // that waits for a change or for the deadline.
-func (s *memStream) tryRead(p []byte) (n int, err error, wait func()) {
+func (s *memStream) tryRead(p []byte) (wait func(), n int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	late := !s.deadline.IsZero() && !time.Now().Before(s.deadline)
 	switch {
 	case s.gone:
-		return 0, io.ErrClosedPipe, nil
+		return nil, 0, io.ErrClosedPipe
 	case late:
-		return 0, os.ErrDeadlineExceeded, nil
+		return nil, 0, os.ErrDeadlineExceeded
 	case s.buf.Len() > 0:
 		n, err = s.buf.Read(p)
-		return n, err, nil
+		return nil, n, err
 	case s.eof:
-		return 0, io.EOF, nil
+		return nil, 0, io.EOF
 	case len(p) == 0:
-		return 0, nil, nil
+		return nil, 0, nil
 	}
 	changed, deadline := s.changed, s.deadline
-	return 0, nil, func() { waitUntil(changed, deadline) }
+	return func() { waitUntil(changed, deadline) }, 0, nil
 }
 
 // waitUntil waits for the channel to close or, if it is not zero, the deadline.

@@ -295,8 +295,10 @@ func TestServerDiesWithAKilledParent(t *testing.T) {
 	parent := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
 	parent.Env = append(os.Environ(), orphanEnv+"="+file)
 	must(t, parent.Start())
-	defer parent.Wait() //nolint:errcheck // it was killed
-	defer parent.Process.Kill()
+	t.Cleanup(func() {
+		_ = parent.Process.Kill()
+		_ = parent.Wait()
+	})
 
 	var pid int
 	eventually(t, "the parent starts a server", func() bool {

@@ -1,0 +1,33 @@
+# `make help` lists the targets. Nothing is downloaded but Go modules and, by
+# `make deps`, redis-server from the system's packages.
+
+GO       ?= go
+FUZZTIME ?= 10s
+TESTFLAGS ?=
+
+TOOL = $(GO) tool -modfile=internal/tools/go.mod
+
+.PHONY: help deps test lint fmt bench fuzz
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-7s %s\n", $$1, $$2 }' Makefile
+
+deps: ## fetch modules; install redis-server (and a C compiler) if missing
+	@.ci/deps
+	$(GO) mod download
+
+test: deps ## run all tests under the race detector, against real servers
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m $(TESTFLAGS) ./...
+
+lint: ## golangci-lint (.golangci.yml), then govulncheck where its database is in reach
+	$(TOOL) golangci-lint run ./...
+	@.ci/vulncheck
+
+fmt: ## format all Go files
+	$(TOOL) golangci-lint fmt ./...
+
+bench: deps ## run the benchmarks of the root package
+	$(GO) test -run '^$$' -bench . -benchmem .
+
+fuzz: deps ## run each fuzz target for FUZZTIME (10s)
+	@FUZZTIME=$(FUZZTIME) .ci/fuzz

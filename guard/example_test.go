@@ -1,0 +1,401 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+type Quote struct {
+	Pair  string
+	Price float64
+}
+
+// exampleRedis is the address of a Redis for one example.
+func exampleRedis() (addr string, stop func()) {
+	server, err := redistest.StartEmbedded()
+	if err != nil {
+		log.Fatal(err)
+	}
+	return server.Addr(), func() { _ = server.Stop() }
+}
+
+// exampleStore is a store that needs no Redis.
+func exampleStore() *cache.Memory {
+	store, err := cache.NewMemory(cache.MemoryOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return store
+}
+
+// The program of the README: TestReadmeShowsTheExample compares the two.
+func Example() {
+	addr, stop := exampleRedis()
+	defer stop()
+
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	defer rdb.Close()
+
+	store, err := cache.NewRedis(rdb, cache.Options{Namespace: "shop"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+
+	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{
+		TTL:   time.Minute, // fresh for
+		Stale: time.Hour,   // then served while one process refreshes it, or while the vendor fails
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer quotes.Close()
+
+	askVendor := func(ctx context.Context) (Quote, error) {
+		fmt.Println("asking the vendor")
+		return Quote{Pair: "EURUSD", Price: 1.0842}, nil
+	}
+	for range 3 {
+		q, err := quotes.Get(context.Background(), "EURUSD", askVendor)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(q.Pair, q.Price)
+	}
+	// Output:
+	// asking the vendor
+	// EURUSD 1.0842
+	// EURUSD 1.0842
+	// EURUSD 1.0842
+}
+
+// All that is wrong is told at once.
+func ExampleNew_invalid() {
+	store := exampleStore()
+	defer store.Close()
+
+	_, err := guard.New[Quote](store, "quotes:v2", guard.Policy{TTL: time.Minute, Jitter: 1.5})
+	fmt.Println(err)
+	// Output:
+	// guard: New: the name "quotes:v2" holds ':': only letters, digits and "._-" are allowed
+	// guard: Policy.Jitter is 1.5, must be from 0 to less than 1
+}
+
+func ExampleGuard_Get() {
+	store := exampleStore()
+	defer store.Close()
+	names, err := guard.New[string](store, "names", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer names.Close()
+
+	name, err := names.Get(context.Background(), "42", func(context.Context) (string, error) {
+		return "Ada", nil
+	})
+	fmt.Println(name, err)
+	// Output: Ada <nil>
+}
+
+// A fetch that is told the last value can ask whether it is still good.
+func ExampleGuard_Load() {
+	store := exampleStore()
+	defer store.Close()
+	// Stale or StaleIfError would keep the value beyond its TTL, for a conditional
+	// request as well. Here it is expired by hand, which keeps it too.
+	pages, err := guard.New[string](store, "pages", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pages.Close()
+
+	fetch := func(_ context.Context, f *guard.Fill[string]) (string, error) {
+		if f.Stale != nil {
+			fmt.Printf("the upstream still has %q\n", *f.Stale) // 304 Not Modified
+			return "", guard.ErrNotModified
+		}
+		f.TTL = 10 * time.Minute // as the upstream's header says
+		return "hello", nil
+	}
+
+	ctx := context.Background()
+	r, err := pages.Load(ctx, "/", fetch)
+	fmt.Println(r.Value, r.Source, r.TTL, err)
+
+	_ = pages.Expire(ctx, "/")
+	r, err = pages.Load(ctx, "/", fetch)
+	fmt.Println(r.Value, r.Source, r.TTL, err)
+	r, err = pages.Load(ctx, "/", fetch)
+	fmt.Println(r.Value, r.Source, err)
+	// Output:
+	// hello fetched 10m0s <nil>
+	// the upstream still has "hello"
+	// hello fetched 1m0s <nil>
+	// hello redis <nil>
+}
+
+// An upstream that asks to be left alone is left alone by the whole fleet.
+func ExampleRetryAfter() {
+	store := exampleStore()
+	defer store.Close()
+	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer quotes.Close()
+
+	ctx := context.Background()
+	asked := 0
+	fetch := func(context.Context) (Quote, error) {
+		asked++
+		return Quote{}, guard.RetryAfter(errors.New("429 Too Many Requests"), time.Minute)
+	}
+	_, first := quotes.Get(ctx, "EURUSD", fetch)
+	_, second := quotes.Get(ctx, "EURUSD", fetch)
+
+	_, paused := guard.PauseOf(second)
+	fmt.Println(first)
+	fmt.Println("asked:", asked, "paused:", paused)
+	// Output:
+	// 429 Too Many Requests (retry after 1m0s)
+	// asked: 1 paused: true
+}
+
+// That something doesn't exist is an answer, and cached for Policy.Negative.
+func ExampleGuard_Get_notFound() {
+	store := exampleStore()
+	defer store.Close()
+	users, err := guard.New[string](store, "users", guard.Policy{TTL: time.Minute, Negative: 10 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer users.Close()
+
+	asked := 0
+	fetch := func(context.Context) (string, error) {
+		asked++
+		return "", guard.ErrNotFound
+	}
+	for range 3 {
+		_, err = users.Get(context.Background(), "nobody", fetch)
+	}
+	fmt.Println(errors.Is(err, guard.ErrNotFound), asked)
+	// Output: true 1
+}
+
+// Registered sentinels can be told with errors.Is in other processes.
+func ExampleRemoteError() {
+	errQuota := errors.New("quota used up")
+	policy := guard.Policy{TTL: time.Minute, Errors: map[string]error{"quota": errQuota}}
+
+	here := exampleStore()
+	defer here.Close()
+	there := here.Join() // as if in another process
+	defer there.Close()
+	a, err := guard.New[Quote](here, "quotes", policy)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer a.Close()
+	b, err := guard.New[Quote](there, "quotes", policy)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer b.Close()
+
+	fetch := func(context.Context) (Quote, error) {
+		return Quote{}, guard.RetryAfter(fmt.Errorf("vendor: %w", errQuota), time.Minute)
+	}
+	_, _ = a.Get(context.Background(), "EURUSD", fetch)
+	_, err = b.Get(context.Background(), "EURUSD", fetch)
+
+	var remote *guard.RemoteError
+	fmt.Println(errors.As(err, &remote), errors.Is(err, errQuota))
+	// Output: true true
+}
+
+func ExampleGuard_Set() {
+	store := exampleStore()
+	defer store.Close()
+	names, err := guard.New[string](store, "names", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer names.Close()
+
+	ctx := context.Background()
+	if err := names.Set(ctx, "42", "Ada"); err != nil {
+		log.Fatal(err)
+	}
+	r, err := names.Peek(ctx, "42")
+	fmt.Println(r.Value, r.Source, err)
+	// Output: Ada redis <nil>
+}
+
+func ExampleGuard_Delete() {
+	store := exampleStore()
+	defer store.Close()
+	names, err := guard.New[string](store, "names", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer names.Close()
+
+	ctx := context.Background()
+	_ = names.Set(ctx, "42", "Ada")
+	// Change the database first, then:
+	if err := names.Delete(ctx, "42"); err != nil {
+		log.Fatal(err)
+	}
+	_, err = names.Peek(ctx, "42")
+	fmt.Println(errors.Is(err, guard.ErrMiss))
+	// Output: true
+}
+
+// Unlike Delete, Expire leaves something to serve while the value is fetched
+// anew.
+func ExampleGuard_Expire() {
+	store := exampleStore()
+	defer store.Close()
+	names, err := guard.New[string](store, "names", guard.Policy{TTL: time.Minute, Stale: time.Hour})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer names.Close()
+
+	ctx := context.Background()
+	_ = names.Set(ctx, "42", "Ada")
+	if err := names.Expire(ctx, "42"); err != nil {
+		log.Fatal(err)
+	}
+	r, err := names.Peek(ctx, "42")
+	fmt.Println(r.Value, r.Source, err)
+	// Output: Ada stale <nil>
+}
+
+// A private value goes to the caller that fetched it, and to nobody else.
+func ExampleFill_private() {
+	store := exampleStore()
+	defer store.Close()
+	carts, err := guard.New[string](store, "carts", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer carts.Close()
+
+	for _, user := range []string{"Ada", "Bob"} {
+		r, err := carts.Load(context.Background(), "/cart", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+			f.Private = true // the response was for this user alone
+			return user + "'s cart", nil
+		})
+		fmt.Println(r.Value, r.Stored, err)
+	}
+	// Output:
+	// Ada's cart false <nil>
+	// Bob's cart false <nil>
+}
+
+func ExampleLogObserver() {
+	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		// Warnings and above. What differs from run to run is left out here.
+		Level: slog.LevelWarn,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if slices.Contains([]string{"time", "token", "duration"}, a.Key) {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+	store := exampleStore()
+	defer store.Close()
+	names, err := guard.New[string](store, "names", guard.Policy{
+		TTL:      time.Minute,
+		MaxBytes: 8,
+		Observer: guard.LogObserver(logger),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer names.Close()
+
+	name, err := names.Get(context.Background(), "42", func(context.Context) (string, error) {
+		return "Ada, Countess of Lovelace", nil
+	})
+	fmt.Println(name, err)
+	// Output:
+	// level=WARN msg="stampede: fill_too_large" guard=names key=42 bytes=25
+	// Ada, Countess of Lovelace <nil>
+}
+
+// The test of the README: in a bubble a minute passes at once.
+func TestNamesAreFetchedOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, err := cache.NewMemory(cache.MemoryOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		names, err := guard.New[string](store, "names", guard.Policy{TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer names.Close()
+
+		fetches := 0
+		for range 120 {
+			_, _ = names.Get(t.Context(), "42", func(context.Context) (string, error) {
+				fetches++
+				return "Ada", nil
+			})
+			time.Sleep(time.Second)
+		}
+		if fetches != 2 {
+			t.Errorf("%d fetches in two minutes, want 2", fetches)
+		}
+	})
+}
+
+// A program that is printed and not compiled is wrong one day.
+func TestReadmeShowsTheExample(t *testing.T) {
+	body := func(file, from, to string) string {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, found := strings.Cut(string(b), "\n"+from)
+		text, _, ended := strings.Cut(rest, to)
+		if !found || !ended {
+			t.Fatalf("%s has no %q that ends with %q", file, from, to)
+		}
+		return text
+	}
+	for name, pair := range map[string][2]string{
+		"the program": {
+			body("../README.md", "\tdefer rdb.Close()\n", "\n}\n"),
+			body("example_test.go", "\tdefer rdb.Close()\n", "\n\t// Output:"),
+		},
+		"the test": {
+			body("../README.md", "func TestNames", "\n}\n"),
+			body("example_test.go", "func TestNames", "\n}\n"),
+		},
+	} {
+		if pair[0] != pair[1] {
+			t.Errorf("README.md and example_test.go differ in %s:\n%s\n---\n%s", name, pair[0], pair[1])
+		}
+	}
+}

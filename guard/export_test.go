@@ -1,0 +1,17 @@
+package guard
+
+import "github.com/stampedeguard/stampede/cache"
+
+// Decide is the decision of a policy about a reading, by name.
+func Decide(r *cache.Reading, p Policy) string {
+	p = p.withDefaults()
+	return map[action]string{
+		serve: "serve", serveStale: "serve stale", notFound: "not found",
+		fetch: "fetch", fetchAlone: "fetch alone", fetchLocal: "fetch locally",
+	}[decide(r, &p)]
+}
+
+// EncodeFailure and DecodeFailure are how an error travels.
+func EncodeFailure(err error, p Policy) []byte { return encodeFailure(err, 0, &p) }
+
+func DecodeFailure(b []byte, p Policy) *RemoteError { return decodeFailure(b, &p) }

@@ -1,0 +1,275 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/fleet"
+)
+
+// held makes one process fetch the key, never to end, and the others wait for it.
+func (f *fleetTest) held(key string, hang fleet.Get) (holder *fleet.Process, waiting []*fleet.Call) {
+	f.Helper()
+	all := f.Processes()
+	holder = all[rand.IntN(len(all))]
+	holder.Go(hang)
+	f.await(by(holder, fleet.Of(key, fleet.FetchBegan)))
+	for _, p := range all {
+		if p != holder {
+			waiting = append(waiting, p.Go(fleet.Get{
+				Keys: []string{key}, Callers: 10, Fetch: fleet.Fetch{Duration: 20 * time.Millisecond},
+			}))
+			f.await(by(p, fleet.Of(key, cache.WaitBegan)))
+		}
+	}
+	return holder, waiting
+}
+
+// killedHolders is one series of rounds in which the fetching process dies.
+func (f *fleetTest) killedHolders(n int) series {
+	f.Helper()
+	var replaced series
+	for range n {
+		key := f.newKey()
+		holder, waiting := f.held(key, fleet.Get{Keys: []string{key}, Callers: 10, Fetch: fleet.Fetch{Hang: true}})
+		time.Sleep(rand.N(400 * time.Millisecond)) // anywhere between two looks
+		killed := time.Now()
+		f.must(holder.Kill())
+		out := f.wait(waiting...)
+		fetches := f.fetches(key)
+		if len(fetches) != 2 || fetches[1].Attempt != 2 {
+			f.Errorf("fetches %+v, want a second attempt", fetches)
+			continue
+		}
+		replaced = append(replaced, fetches[1].At.Sub(killed))
+		for _, o := range out {
+			if o.Err != nil || !o.Fetched().Equal(fetches[1].At) {
+				f.Errorf("%d callers got %q, %v; want what the new holder fetched", o.N, o.Value, o.Err)
+			}
+		}
+		_, err := f.Start(f.ctx)
+		f.must(err)
+	}
+	return replaced
+}
+
+// Pitfall 10 is here too: of all waiters one is elected.
+func TestFleetReplacesAKilledHolder(t *testing.T) {
+	f := runFleet(t, 3, guard.Policy{Lease: 5 * time.Second})
+	f.killedHolders(rounds(10, 50)).
+		within(t, "from the holder's death to the next fetch", 300*time.Millisecond, time.Second)
+}
+
+func TestFleetReplacesAKilledHolderOnACluster(t *testing.T) {
+	f := runFleetOnCluster(t, 3, guard.Policy{Lease: 5 * time.Second})
+	f.killedHolders(rounds(10, 50)).
+		within(t, "from the holder's death to the next fetch", 300*time.Millisecond, time.Second)
+}
+
+// A frozen holder is alive as far as anybody can see, so its lease has to end.
+// What it does when it thaws, be it while its successor still fetches or after
+// that, is refused (P2; pitfall 5).
+func TestFleetFrozenHolderIsReplacedWhenItsLeaseEnds(t *testing.T) {
+	f := runFleet(t, 3, guard.Policy{Lease: time.Second})
+	var late series
+	for i := range rounds(4, 20) {
+		key := f.newKey()
+		holder, waiting := f.held(key, fleet.Get{
+			Keys: []string{key}, Callers: 10, Fetch: fleet.Fetch{Value: "old", Duration: 200 * time.Millisecond},
+		})
+		f.must(holder.Stop())
+		ends := time.Now().Add(f.leaseLeft())
+		next := f.await(func(e fleet.Event) bool { return e.Kind == fleet.FetchBegan && e.PID != holder.PID() })
+		if early := ends.Sub(next.At); early > 5*time.Millisecond {
+			t.Errorf("taken over %v before the lease ended", early)
+		}
+		late = append(late, next.At.Sub(ends))
+		if i%2 == 0 {
+			f.wait(waiting...)
+		}
+		before := f.dump()
+		f.must(holder.Cont())
+		f.await(by(holder, fleet.Of(key, cache.FillRefused)))
+		out := f.wait(waiting...)
+		for _, o := range out {
+			if o.Err != nil || !o.Fetched().Equal(next.At) {
+				t.Errorf("%d callers got %q, %v; want what the new holder fetched", o.N, o.Value, o.Err)
+			}
+		}
+		if after := f.dump(); i%2 == 0 && !maps.Equal(before, after) {
+			t.Errorf("the thawed holder changed what is stored:\n%q\n%q", before, after)
+		}
+		for _, p := range f.Processes() {
+			got, err := p.Peek(f.ctx, key)
+			f.must(err)
+			if got.Value != next.At.Format(time.RFC3339Nano) {
+				t.Errorf("stored: %+v, want what the new holder fetched", got)
+			}
+		}
+		if n := len(f.fetches(key)); n != 2 {
+			t.Errorf("%d fetches, want 2", n)
+		}
+	}
+	late.within(t, "from the end of the frozen holder's lease to the next fetch", 0, 100*time.Millisecond)
+}
+
+// leaseLeft is for how long the one lease there is lasts.
+func (f *fleetTest) leaseLeft() time.Duration {
+	f.Helper()
+	c := f.server.Client()
+	defer c.Close()
+	keys, err := c.Keys(f.ctx, "*:lease").Result()
+	f.must(err)
+	if len(keys) != 1 {
+		f.Fatalf("leases %q, want one", keys)
+	}
+	return c.PTTL(f.ctx, keys[0]).Val()
+}
+
+// dump is everything that is stored.
+func (f *fleetTest) dump() map[string]string {
+	f.Helper()
+	c := f.server.Client()
+	defer c.Close()
+	keys, err := c.Keys(f.ctx, "*").Result()
+	f.must(err)
+	all := map[string]string{}
+	for _, k := range keys {
+		all[k] = c.Dump(f.ctx, k).Val()
+	}
+	return all
+}
+
+// P7: a key whose fetch ends its process ends MaxAttempts of them and no more.
+func TestFleetQuarantinesAKeyWhoseHoldersDie(t *testing.T) {
+	f := runFleet(t, 6, guard.Policy{MaxAttempts: 3})
+	for _, lift := range []struct {
+		name string
+		call func(p *fleet.Process, key string) (fleet.Span, error)
+	}{
+		{"Reset", func(p *fleet.Process, key string) (fleet.Span, error) { return p.Reset(f.ctx, key) }},
+		{"Set", func(p *fleet.Process, key string) (fleet.Span, error) { return p.Set(f.ctx, key, "set") }},
+	} {
+		key := f.newKey()
+		quarantined := 0
+		for _, c := range f.everybody(fleet.Get{
+			Keys: []string{key}, Callers: 10, Fetch: fleet.Fetch{Duration: 50 * time.Millisecond, Exit: 3},
+		}) {
+			out, err := c.Wait(f.ctx)
+			switch {
+			case errors.Is(err, fleet.ErrDied):
+			case err != nil:
+				t.Fatal(err)
+			case len(out) == 1 && errors.Is(out[0].Err, guard.ErrQuarantined):
+				quarantined++
+			default:
+				t.Errorf("got %+v, want ErrQuarantined", out)
+			}
+		}
+		if n := len(f.fetches(key)); n != 3 || quarantined != 3 {
+			t.Errorf("%d fetches, %d processes were told of a quarantine; want 3 and 3", n, quarantined)
+		}
+		p := f.Processes()[0]
+		get := fleet.Get{Keys: []string{key}, Fetch: fleet.Fetch{Value: "fetched"}}
+		if _, err := p.Delete(f.ctx, key); err != nil {
+			t.Error(err)
+		}
+		if o := f.get(p, get)[0]; !errors.Is(o.Err, guard.ErrQuarantined) {
+			t.Errorf("after Delete: %q, %v; want ErrQuarantined", o.Value, o.Err)
+		}
+		if _, err := lift.call(p, key); err != nil {
+			t.Error(err)
+		}
+		want := map[string]string{"Reset": "fetched", "Set": "set"}[lift.name]
+		if o := f.get(p, get)[0]; o.Value != want {
+			t.Errorf("after %s: %q, %v; want %q", lift.name, o.Value, o.Err, want)
+		}
+		// What Set lifted stays lifted.
+		if _, err := p.Delete(f.ctx, key); err != nil {
+			t.Error(err)
+		}
+		if o := f.get(p, get)[0]; o.Value != "fetched" {
+			t.Errorf("after %s and Delete: %q, %v; want a fetch", lift.name, o.Value, o.Err)
+		}
+		for range 3 {
+			_, err := f.Start(f.ctx)
+			f.must(err)
+		}
+	}
+}
+
+// P7: nobody who shuts down in order counts as dead, not even where one death
+// is enough, and keys are invalidated and fetched all the time.
+func TestFleetRollingRestartQuarantinesNothing(t *testing.T) {
+	f := runFleet(t, 4, guard.Policy{TTL: 50 * time.Millisecond, MaxAttempts: 1})
+	f.newKey()
+	var keys []string
+	for i := range 20 {
+		keys = append(keys, fmt.Sprint("rolling-", i))
+	}
+	var load []*fleet.Call
+	work := func(p *fleet.Process) {
+		load = append(load, p.Go(fleet.Get{
+			Keys: keys, Callers: 4000, Spread: 2 * time.Second,
+			Fetch: fleet.Fetch{Duration: 30 * time.Millisecond},
+		}))
+	}
+	serving := f.Processes()
+	for _, p := range serving {
+		work(p)
+	}
+	invalidator, err := f.Start(f.ctx)
+	f.must(err)
+	ctx, stop := context.WithCancel(f.ctx)
+	defer stop()
+	invalidated := make(chan int, 1)
+	go func() {
+		n := 0
+		for ; ctx.Err() == nil; n++ {
+			_, _ = invalidator.Delete(f.ctx, keys[rand.IntN(len(keys))])
+			time.Sleep(2 * time.Millisecond)
+		}
+		invalidated <- n
+	}()
+	restarts := rounds(8, 40)
+	for range restarts {
+		time.Sleep(150 * time.Millisecond)
+		f.must(serving[0].Close(f.ctx))
+		p, err := f.Start(f.ctx)
+		f.must(err)
+		serving = append(serving[1:], p)
+		work(p)
+	}
+	stop()
+	deletes := <-invalidated
+	served, closed := 0, 0
+	for _, o := range f.wait(load...) {
+		switch {
+		case o.Err == nil:
+			served += o.N
+		case errors.Is(o.Err, guard.ErrClosed):
+			closed += o.N
+		default:
+			t.Errorf("%d callers of %s got %v", o.N, o.Key, o.Err)
+		}
+	}
+	fetches := len(f.Log.All(func(e fleet.Event) bool { return e.Kind == fleet.FetchBegan }))
+	released := len(f.Log.All(func(e fleet.Event) bool { return e.Kind == cache.LeaseReleased }))
+	if bad := f.Log.All(func(e fleet.Event) bool {
+		return e.Kind == cache.KeyQuarantined || e.Kind == cache.Unguarded
+	}); len(bad) > 0 {
+		t.Errorf("%d quarantines or fetches without a lease: %+v", len(bad), bad[0])
+	}
+	if released == 0 {
+		t.Error("no process was closed in mid-fetch")
+	}
+	t.Logf("%d restarts, %d Deletes, %d fetches, %d leases released; %d callers served, %d turned away by a process that closed",
+		restarts, deletes, fetches, released, served, closed)
+}

@@ -1,0 +1,173 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/fleet"
+)
+
+// commandBound is how many Redis commands a process sends for one cold key
+// whose fetch takes 200 ms, however many callers it has: the subscription's own,
+// and its PINGs, included.
+const commandBound = 15
+
+// coldRound has all processes call one cold key at once and checks that one
+// fetch served everybody. It returns how long after the end of the fetch the
+// last caller had returned, and the most commands that one process sent.
+func (f *fleetTest) coldRound(callersEach int) (tail time.Duration, commands int) {
+	f.Helper()
+	key := f.newKey()
+	before := f.commands()
+	out := f.wait(f.everybody(fleet.Get{
+		Keys: []string{key}, Callers: callersEach, At: time.Now().Add(100 * time.Millisecond),
+		Fetch: fleet.Fetch{Duration: 200 * time.Millisecond},
+	})...)
+	for p, n := range f.commands() {
+		commands = max(commands, n-before[p])
+	}
+	if n := len(f.fetches(key)); n != 1 {
+		f.Errorf("%d fetches, want 1: %v", n, f.Log.All(fleet.Of(key)))
+	}
+	if n := callersOf(out); n != callersEach*len(before) {
+		f.Errorf("%d callers returned, want %d", n, callersEach*len(before))
+	}
+	for _, o := range out {
+		if o.Err != nil || o.Value != out[0].Value {
+			f.Errorf("%d callers got %q, %v; others %q", o.N, o.Value, o.Err, out[0].Value)
+		}
+	}
+	end := f.await(fleet.Of(key, fleet.FetchEnded))
+	return lastReturn(out).Sub(end.At), commands
+}
+
+// Pitfall 9 is here too: one fill, not one for each waiter.
+func TestFleetFetchesAColdKeyOnce(t *testing.T) {
+	f := runFleet(t, 8, guard.Policy{})
+	var tails series
+	most, fills := 0, 0
+	for range rounds(10, 100) {
+		tail, commands := f.coldRound(1000)
+		tails = append(tails, tail)
+		most = max(most, commands)
+		if commands > commandBound {
+			t.Errorf("a process sent %d commands, want at most %d", commands, commandBound)
+		}
+		fills += len(f.Log.All(func(e fleet.Event) bool { return e.Kind == cache.FillStored }))
+	}
+	if fills != f.round {
+		t.Errorf("%d fills in %d rounds", fills, f.round)
+	}
+	t.Logf("commands of a process: at most %d in a round", most)
+	tails.within(t, "from the end of the fetch to the return of the last of 8000 callers", 25*time.Millisecond, 0)
+}
+
+// Pitfall 13.
+func TestFleetSendsNoMoreCommandsForMoreCallers(t *testing.T) {
+	f := runFleet(t, 2, guard.Policy{})
+	for range rounds(3, 20) {
+		_, few := f.coldRound(10)
+		_, many := f.coldRound(1000)
+		t.Logf("10 callers: %d commands, 1000 callers: %d", few, many)
+		if few > commandBound || many > commandBound {
+			t.Errorf("%d commands for 10 callers, %d for 1000; want at most %d for both", few, many, commandBound)
+		}
+	}
+}
+
+// Pitfall 1.
+func TestFleetSharesAFailureOnce(t *testing.T) {
+	f := runFleet(t, 4, guard.Policy{})
+	var tails series
+	for range rounds(10, 50) {
+		key := f.newKey()
+		out := f.wait(f.everybody(fleet.Get{
+			Keys: []string{key}, Callers: 100, At: time.Now().Add(50 * time.Millisecond),
+			Fetch: fleet.Fetch{Duration: 200 * time.Millisecond, Fail: "boom"},
+		})...)
+		if n := len(f.fetches(key)); n != 1 {
+			t.Errorf("%d fetches, want 1", n)
+		}
+		remote := 0
+		for _, o := range out {
+			if !errors.Is(o.Err, fleet.Sentinel("boom")) {
+				t.Errorf("%d callers got %q and %v, want the fetch's error", o.N, o.Value, o.Err)
+				continue
+			}
+			if o.Err.Remote {
+				remote += o.N
+			}
+		}
+		if n := callersOf(out); n != 400 || remote != 300 {
+			t.Errorf("%d callers returned, %d with another process's error; want 400, 300", n, remote)
+		}
+		end := f.await(fleet.Of(key, fleet.FetchEnded))
+		tails = append(tails, lastReturn(out).Sub(end.At))
+	}
+	tails.within(t, "from the end of the failed fetch to the return of the last of 400 callers", 0, 50*time.Millisecond)
+}
+
+// Pitfall 1: RetryAfter holds the whole fleet off.
+func TestFleetFetchesNothingUntilRetryAfterHasPassed(t *testing.T) {
+	const pause = time.Second
+	f := runFleet(t, 4, guard.Policy{})
+	key := f.newKey()
+	get := fleet.Get{Keys: []string{key}, Callers: 10, Fetch: fleet.Fetch{Duration: 20 * time.Millisecond, Fail: "boom", RetryAfter: pause}}
+	f.wait(f.everybody(get)...)
+	began := f.await(fleet.Of(key, fleet.FetchEnded)).At
+	for time.Since(began) < pause/2 {
+		for _, o := range f.wait(f.everybody(get)...) {
+			if !errors.Is(o.Err, fleet.Sentinel("boom")) {
+				t.Errorf("%d callers got %q, %v during the pause", o.N, o.Value, o.Err)
+			}
+		}
+	}
+	if n := len(f.fetches(key)); n != 1 && time.Since(began) < pause {
+		t.Errorf("%d fetches before the pause was over, want 1", n)
+	}
+	time.Sleep(time.Until(began.Add(pause + 100*time.Millisecond)))
+	get.Fetch = fleet.Fetch{Value: "better"}
+	for _, o := range f.wait(f.everybody(get)...) {
+		if o.Value != "better" {
+			t.Errorf("%d callers got %q, %v after the pause", o.N, o.Value, o.Err)
+		}
+	}
+}
+
+// Pitfall 2, both ways: no caller stays longer than its context lasts, be it
+// the one that set off the fetch, and the others get their value.
+func TestFleetCallerReturnsWhenItsOwnContextEnds(t *testing.T) {
+	f := runFleet(t, 2, guard.Policy{})
+	fetch := fleet.Fetch{Duration: 300 * time.Millisecond}
+	var overruns series
+	for range rounds(10, 50) {
+		key := f.newKey()
+		hasty := fleet.Get{Keys: []string{key}, Callers: 100, Timeout: 100 * time.Millisecond, Fetch: fetch}
+		patient := fleet.Get{Keys: []string{key}, Callers: 100, Fetch: fetch}
+		first, second := f.Processes()[0], f.Processes()[1]
+		impatient := []*fleet.Call{first.Go(hasty)}
+		f.await(by(first, fleet.Of(key, fleet.FetchBegan)))
+		impatient = append(impatient, second.Go(hasty))
+		others := f.everybody(patient)
+		for _, o := range f.wait(impatient...) {
+			if !errors.Is(o.Err, context.DeadlineExceeded) {
+				t.Errorf("%d hasty callers got %q, %v", o.N, o.Value, o.Err)
+			}
+			overruns = append(overruns, o.Overrun)
+		}
+		out := f.wait(others...)
+		for _, o := range out {
+			if o.Err != nil || o.Value == "" {
+				t.Errorf("%d patient callers got %q, %v", o.N, o.Value, o.Err)
+			}
+		}
+		if n := callersOf(out); n != 200 || len(f.fetches(key)) != 1 {
+			t.Errorf("%d patient callers, %d fetches; want 200, 1", n, len(f.fetches(key)))
+		}
+	}
+	overruns.within(t, "from the end of its context to the return of the last of 100 callers", 0, 10*time.Millisecond)
+}

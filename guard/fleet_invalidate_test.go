@@ -1,0 +1,163 @@
+package guard_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/fleet"
+)
+
+// A race is one round of a change made while callers in all processes come and
+// go, and a fetch is under way.
+type race struct {
+	key      string
+	change   fleet.Span
+	outcomes []fleet.Outcome
+	midFetch bool // the change was made during a fetch
+}
+
+// changeUnderLoad runs n rounds, several at once, each on a key of its own.
+func (f *fleetTest) changeUnderLoad(n int, change func(p *fleet.Process, key string) (fleet.Span, error), check func(race)) {
+	const atOnce = 4
+	keys := make(chan string)
+	midFetch := 0
+	var mu sync.Mutex // guards midFetch, and check
+	var workers sync.WaitGroup
+	for range atOnce {
+		workers.Go(func() {
+			for key := range keys {
+				r, err := f.changeRound(key, change)
+				mu.Lock()
+				if err != nil {
+					f.Error(err)
+				} else {
+					check(r)
+				}
+				if r.midFetch {
+					midFetch++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range n {
+		keys <- fmt.Sprint("key-", i)
+	}
+	close(keys)
+	workers.Wait()
+	f.Logf("%d of %d changes were made while a fetch was under way", midFetch, n)
+	if midFetch < n/3 {
+		f.Error("too few changes met a fetch under way to show anything")
+	}
+}
+
+// changeRound lets 30 callers come in each process within 40 ms, and makes the
+// change 2 to 20 ms after the first, in any process. A fetch takes 10 ms.
+func (f *fleetTest) changeRound(key string, change func(p *fleet.Process, key string) (fleet.Span, error)) (race, error) {
+	calls := f.everybody(fleet.Get{
+		Keys: []string{key}, Callers: 30, Spread: 40 * time.Millisecond,
+		Fetch: fleet.Fetch{Duration: 10 * time.Millisecond},
+	})
+	r := race{key: key}
+	if _, err := f.Log.Await(f.ctx, fleet.Of(key, fleet.FetchBegan)); err != nil {
+		return r, err
+	}
+	time.Sleep(rand.N(12 * time.Millisecond))
+	all := f.Processes()
+	var err error
+	if r.change, err = change(all[rand.IntN(len(all))], key); err != nil {
+		return r, err
+	}
+	for _, c := range calls {
+		out, err := c.Wait(f.ctx)
+		if err != nil {
+			return r, err
+		}
+		r.outcomes = append(r.outcomes, out...)
+	}
+	open := map[string]time.Time{}
+	for _, e := range f.Log.All(fleet.Of(key, fleet.FetchBegan, fleet.FetchEnded)) {
+		if e.Kind == fleet.FetchBegan {
+			open[e.Token] = e.At
+		} else if began := open[e.Token]; began.Before(r.change.Called) && e.At.After(r.change.Called) {
+			r.midFetch = true
+		}
+	}
+	return r, nil
+}
+
+// Pitfalls 16 and 17: a fetch in flight doesn't undo a Delete, and who comes
+// after it doesn't join a fetch from before it.
+func TestFleetGetAfterDeleteNeverSeesTheOldValue(t *testing.T) {
+	f := runFleet(t, 3, guard.Policy{})
+	after, shared := 0, 0
+	f.changeUnderLoad(rounds(100, 1000),
+		func(p *fleet.Process, key string) (fleet.Span, error) { return p.Delete(f.ctx, key) },
+		func(r race) {
+			for _, o := range r.outcomes {
+				if o.Err != nil {
+					t.Errorf("%s: %d callers got %v", r.key, o.N, o.Err)
+					continue
+				}
+				if !o.LastCall.After(r.change.Returned) {
+					continue
+				}
+				after++
+				if o.Source != guard.Fetched.String() {
+					shared++
+				}
+				if o.Fetched().Before(r.change.Called) {
+					t.Errorf("%s: Delete returned at %v; a Get that started %v later got (%s) what was fetched %v before Delete was called; events %+v",
+						r.key, r.change.Returned, o.LastCall.Sub(r.change.Returned), o.Source,
+						r.change.Called.Sub(o.Fetched()), f.Log.All(fleet.Of(r.key)))
+				}
+			}
+		})
+	t.Logf("%d groups of callers came after a Delete, %d of them shared a value", after, shared)
+	if after == 0 || shared == 0 {
+		t.Error("no caller came after a Delete")
+	}
+	f.noFetchWithoutLease()
+}
+
+// Pitfalls 16 and 17 for Set, whose value everybody sees from then on.
+func TestFleetGetAfterSetSeesWhatWasSet(t *testing.T) {
+	f := runFleet(t, 3, guard.Policy{})
+	after := 0
+	f.changeUnderLoad(rounds(100, 1000),
+		func(p *fleet.Process, key string) (fleet.Span, error) { return p.Set(f.ctx, key, "set") },
+		func(r race) {
+			for _, o := range r.outcomes {
+				if o.Err != nil {
+					t.Errorf("%s: %d callers got %v", r.key, o.N, o.Err)
+				} else if o.Value == "set" {
+					after++
+				} else if o.LastCall.After(r.change.Returned) {
+					t.Errorf("%s: a Get that started %v after Set returned got (%s) %q; events %+v",
+						r.key, o.LastCall.Sub(r.change.Returned), o.Source, o.Value, f.Log.All(fleet.Of(r.key)))
+				}
+			}
+			got, err := f.Processes()[0].Peek(f.ctx, r.key)
+			if err != nil || got.Value != "set" {
+				t.Errorf("%s: stored in the end: %q, %v", r.key, got.Value, err)
+			}
+		})
+	if after == 0 {
+		t.Error("no caller got what was set")
+	}
+	f.noFetchWithoutLease()
+}
+
+// noFetchWithoutLease fails the test if Redis was too slow for the guards, so
+// that they fetched past it.
+func (f *fleetTest) noFetchWithoutLease() {
+	f.Helper()
+	if all := f.Log.All(func(e fleet.Event) bool { return e.Kind == cache.Unguarded }); len(all) > 0 {
+		f.Errorf("%d fetches without a lease, the first: %+v", len(all), all[0])
+	}
+}

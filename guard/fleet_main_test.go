@@ -1,0 +1,200 @@
+package guard_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/fleet"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	fleet.Main()
+	os.Exit(m.Run())
+}
+
+// The fleet tests run guards in real processes against real servers. They always
+// count strictly. The times they measure depend on the machine: they are logged,
+// and held to ten times the bound, unless STAMPEDE_BOUNDS=1 asks for the bounds
+// themselves and for all rounds. That needs a quiet machine of two cores:
+//
+//	STAMPEDE_BOUNDS=1 go test ./guard -run TestFleet -v -timeout 30m
+var bounds = os.Getenv("STAMPEDE_BOUNDS") == "1"
+
+// rounds is how often to repeat what the bounds are shown by.
+func rounds(usual, all int) int {
+	if bounds {
+		return all
+	}
+	return usual
+}
+
+// A fleetTest is a fleet on a server of its own.
+type fleetTest struct {
+	*testing.T
+	*fleet.Fleet
+	server *redistest.Server // nil on a cluster
+	ctx    context.Context
+	round  int
+}
+
+func fleetConfig(p guard.Policy) fleet.Config {
+	if p.TTL == 0 {
+		p.TTL = time.Minute
+	}
+	return fleet.Config{
+		// A loaded machine, with the race detector on, may take long for an answer;
+		// what a fleet does when Redis is too slow for it is not what is tested here.
+		Store:  cache.Options{Namespace: "ns", RedisTimeout: 5 * time.Second},
+		Policy: p,
+		Errors: []string{"boom"},
+	}
+}
+
+func runFleet(t *testing.T, n int, p guard.Policy) *fleetTest {
+	t.Helper()
+	s := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	cfg := fleetConfig(p)
+	cfg.Redis.Addrs = []string{s.Addr()}
+	f := &fleetTest{T: t, Fleet: fleet.Run(t, n, cfg), server: s}
+	f.begin()
+	return f
+}
+
+func runFleetOnCluster(t *testing.T, n int, p guard.Policy) *fleetTest {
+	t.Helper()
+	c := redistest.RunCluster(t, redistest.ClusterConfig{})
+	cfg := fleetConfig(p)
+	cfg.Redis = fleet.Redis{Addrs: c.Addrs(), Cluster: true}
+	f := &fleetTest{T: t, Fleet: fleet.Run(t, n, cfg)}
+	f.begin()
+	return f
+}
+
+// begin bounds the whole test: a fleet that hangs says so.
+func (f *fleetTest) begin() {
+	ctx, cancel := context.WithTimeout(f.Context(), 10*time.Minute)
+	f.Cleanup(cancel)
+	f.ctx = ctx
+	for i, p := range f.Processes() { // connections, scripts
+		f.get(p, fleet.Get{Keys: []string{fmt.Sprint("warm-up-", i)}})
+	}
+}
+
+// newKey is a key for the next round, whose events alone the log will hold.
+func (f *fleetTest) newKey() string {
+	f.Log.Forget()
+	f.round++
+	return fmt.Sprint("key-", f.round)
+}
+
+func (f *fleetTest) must(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+func (f *fleetTest) get(p *fleet.Process, g fleet.Get) []fleet.Outcome {
+	f.Helper()
+	return f.wait(p.Go(g))
+}
+
+func (f *fleetTest) wait(calls ...*fleet.Call) []fleet.Outcome {
+	f.Helper()
+	var all []fleet.Outcome
+	for _, c := range calls {
+		out, err := c.Wait(f.ctx)
+		f.must(err)
+		all = append(all, out...)
+	}
+	return all
+}
+
+// everybody has all processes do the same Get.
+func (f *fleetTest) everybody(g fleet.Get) []*fleet.Call {
+	var calls []*fleet.Call
+	for _, p := range f.Processes() {
+		calls = append(calls, p.Go(g))
+	}
+	return calls
+}
+
+func (f *fleetTest) await(match func(fleet.Event) bool) fleet.Event {
+	f.Helper()
+	e, err := f.Log.Await(f.ctx, match)
+	f.must(err)
+	return e
+}
+
+// by narrows a match to one process.
+func by(p *fleet.Process, match func(fleet.Event) bool) func(fleet.Event) bool {
+	return func(e fleet.Event) bool { return e.PID == p.PID() && match(e) }
+}
+
+// fetches returns when fetches of key began, and the one that ended.
+func (f *fleetTest) fetches(key string) []fleet.Event {
+	return f.Log.All(fleet.Of(key, fleet.FetchBegan))
+}
+
+// commands is what each process has sent to Redis.
+func (f *fleetTest) commands() map[*fleet.Process]int {
+	f.Helper()
+	all := map[*fleet.Process]int{}
+	for _, p := range f.Processes() {
+		stats, err := p.Stats(f.ctx)
+		f.must(err)
+		all[p] = stats.Total()
+	}
+	return all
+}
+
+// A series is what was measured in each round.
+type series []time.Duration
+
+// within logs the series and checks its median against typical and all of it
+// against worst; zero is no bound.
+func (s series) within(t *testing.T, what string, typical, worst time.Duration) {
+	t.Helper()
+	if len(s) == 0 {
+		t.Errorf("%s: nothing measured", what)
+		return
+	}
+	slices.Sort(s)
+	median, last := s[len(s)/2], s[len(s)-1]
+	t.Logf("%s: median %v, p90 %v, worst %v of %d", what,
+		median.Round(10*time.Microsecond), s[len(s)*9/10].Round(10*time.Microsecond), last.Round(10*time.Microsecond), len(s))
+	slack := time.Duration(10)
+	if bounds {
+		slack = 1
+	}
+	if typical > 0 && median > slack*typical {
+		t.Errorf("%s: median %v, want at most %v", what, median, slack*typical)
+	}
+	if worst > 0 && last > slack*worst {
+		t.Errorf("%s: worst %v, want at most %v", what, last, slack*worst)
+	}
+}
+
+// lastReturn is when the last of all callers returned.
+func lastReturn(outcomes []fleet.Outcome) (last time.Time) {
+	for _, o := range outcomes {
+		if o.LastReturn.After(last) {
+			last = o.LastReturn
+		}
+	}
+	return last
+}
+
+func callersOf(outcomes []fleet.Outcome) (n int) {
+	for _, o := range outcomes {
+		n += o.N
+	}
+	return n
+}
