@@ -11,6 +11,10 @@ import (
 // missed the wake-up: longer than any waiter's poll.
 const failureKept = 5 * time.Second
 
+// unsubscribedWait is the pause before asking again after Redis did not see this
+// process's subscription.
+const unsubscribedWait = 5 * time.Millisecond
+
 // Acquire implements [Store]. It resends an acquire that was not answered once,
 // with a new token; waits for this process's own subscription where Redis
 // doesn't see it; and replaces a lease of this process whose grant was never
@@ -37,6 +41,10 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 			}
 			if err := n.sub.awaitLive(ctx, time.Until(deadline)); err != nil {
 				return Answer{}, err
+			}
+			// It may be live only as far as is known here: don't ask in a busy loop.
+			if sleep(ctx, unsubscribedWait) != nil {
+				return Answer{}, ended(ctx)
 			}
 		case errors.Is(err, ErrUnavailable) && !resent && ended(ctx) == nil && !errors.Is(err, errBreakerOpen):
 			resent = true

@@ -2,10 +2,7 @@ package cache
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -45,17 +42,6 @@ type channel struct {
 	requested bool // a SUBSCRIBE is the last that was sent about it
 	pending   int  // SUBSCRIBEs and UNSUBSCRIBEs sent on this connection and not yet confirmed
 }
-
-// The connection is asked for a sign of life this often, and given up when none
-// came for so long. A link that swallows everything is noticed within two
-// seconds.
-const (
-	pingEvery   = 400 * time.Millisecond
-	deadAfter   = 1500 * time.Millisecond
-	dialWithin  = time.Second
-	firstRedial = 50 * time.Millisecond
-	lastRedial  = 500 * time.Millisecond
-)
 
 func newSubscriber(s *Redis, n *node, ctx context.Context) *subscriber {
 	sub := &subscriber{
@@ -189,175 +175,6 @@ func (u *subscriber) refused(err error) bool {
 	return true
 }
 
-// session holds one connection until it fails, and returns why and whether it
-// had been live. Two goroutines serve it: this one writes and keeps watch, the
-// other receives.
-func (u *subscriber) session() (wasLive bool, err error) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(u.ctx))
-	defer cancel()
-	ps := u.n.client.Subscribe(ctx)
-	// The receiver ends when the connection is closed. That may have to wait for
-	// a dial that is under way, so nobody waits for it.
-	defer u.s.spawnCall(func() { _ = ps.Close() })
-
-	if err := u.dial(ctx, ps); err != nil {
-		return false, err
-	}
-	u.mu.Lock()
-	epoch := u.epoch
-	u.mu.Unlock()
-	heard := newStopwatch()
-	received := make(chan error, 1)
-	if !u.s.spawnCall(func() { received <- u.receive(ctx, ps, epoch, heard) }) {
-		return false, ErrClosed
-	}
-	u.changed() // whatever is wanted already
-	ping := time.NewTicker(pingEvery)
-	defer ping.Stop()
-	for err == nil {
-		select {
-		case <-u.ctx.Done():
-			u.leave(ctx, ps, received)
-			err = u.ctx.Err()
-		case err = <-received:
-		case <-u.kick:
-			err = u.reconcile(ctx, ps)
-		case <-ping.C:
-			if silent := heard.elapsed(); silent > deadAfter {
-				err = fmt.Errorf("cache: the subscription has been silent for %v", silent.Round(time.Millisecond))
-			} else {
-				err = ps.Ping(ctx)
-			}
-		}
-	}
-	return u.wentLive(), err
-}
-
-// dial connects and asks for the liveness channel. It returns when that takes
-// too long or the subscriber is stopped, though the client may then still be
-// dialing: a dial into a black hole outlasts the black hole.
-func (u *subscriber) dial(ctx context.Context, ps *redis.PubSub) error {
-	ctx, cancel := context.WithTimeout(ctx, dialWithin)
-	dialed := make(chan error, 1)
-	if !u.s.spawnCall(func() { defer cancel(); dialed <- ps.Subscribe(ctx, u.alive) }) {
-		cancel()
-		return ErrClosed
-	}
-	select {
-	case err := <-dialed:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-u.ctx.Done():
-		cancel()
-		return u.ctx.Err()
-	}
-}
-
-// leave takes back the liveness subscription and waits until Redis has said
-// so: from then on it refuses an acquire of this process.
-func (u *subscriber) leave(ctx context.Context, ps *redis.PubSub, received <-chan error) {
-	left := make(chan struct{})
-	u.mu.Lock()
-	u.left = left
-	u.mu.Unlock()
-	if ps.Unsubscribe(ctx, u.alive) != nil {
-		return
-	}
-	timer := time.NewTimer(u.s.opts.RedisTimeout)
-	defer timer.Stop()
-	select {
-	case <-left:
-	case <-received:
-	case <-timer.C:
-	}
-}
-
-func (u *subscriber) wentLive() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.isLive
-}
-
-// reconcile sends what makes the connection's channels the wanted ones.
-func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub) error {
-	var subscribe, unsubscribe []string
-	u.mu.Lock()
-	for name, ch := range u.channels {
-		wanted := len(ch.watches) > 0
-		switch {
-		case wanted && !ch.requested:
-			subscribe = append(subscribe, name)
-		case !wanted && ch.requested:
-			unsubscribe = append(unsubscribe, name)
-		case !wanted && ch.pending == 0:
-			delete(u.channels, name)
-			continue
-		default:
-			continue
-		}
-		ch.requested = wanted
-		ch.pending++
-	}
-	u.mu.Unlock()
-	return errors.Join(u.send(ctx, ps, subscribe, true), u.send(ctx, ps, unsubscribe, false))
-}
-
-// send subscribes to or unsubscribes from channels. Sharded ones go one by one:
-// a command's channels must lie in one slot.
-func (u *subscriber) send(ctx context.Context, ps *redis.PubSub, names []string, subscribe bool) error {
-	if len(names) == 0 {
-		return nil
-	}
-	if u.s.publish != "SPUBLISH" {
-		if subscribe {
-			return ps.Subscribe(ctx, names...)
-		}
-		return ps.Unsubscribe(ctx, names...)
-	}
-	for _, name := range names {
-		var err error
-		if subscribe {
-			err = ps.SSubscribe(ctx, name)
-		} else {
-			err = ps.SUnsubscribe(ctx, name)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// receive takes in what comes until the connection fails. A reply that the
-// client can't make sense of, which it panics over, counts as a failure.
-func (u *subscriber) receive(ctx context.Context, ps *redis.PubSub, epoch int, heard *stopwatch) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("cache: the subscription received nonsense: %v", p)
-		}
-	}()
-	for {
-		msg, err := ps.Receive(ctx)
-		if _, moved := redis.IsMovedError(err); moved {
-			// A slot moved between finding its node and subscribing there.
-			heard.restart()
-			u.bounce(epoch)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		heard.restart()
-		switch msg := msg.(type) {
-		case *redis.Subscription:
-			u.confirm(msg, epoch)
-		case *redis.Message:
-			u.deliver(msg, epoch)
-		}
-	}
-}
-
 // confirm takes note of Redis's answer to a SUBSCRIBE or UNSUBSCRIBE.
 func (u *subscriber) confirm(msg *redis.Subscription, epoch int) {
 	u.mu.Lock()
@@ -464,19 +281,4 @@ func (u *subscriber) down(why error) {
 	if u.ctx.Err() == nil {
 		u.s.observe(Event{Kind: SubscriptionLost, Node: u.n.addr, Err: why})
 	}
-}
-
-// A stopwatch measures the time since it was last restarted. It is safe for
-// concurrent use.
-type stopwatch struct {
-	start time.Time
-	at    atomic.Int64 // ns after start
-}
-
-func newStopwatch() *stopwatch { return &stopwatch{start: time.Now()} }
-
-func (w *stopwatch) restart() { w.at.Store(int64(time.Since(w.start))) }
-
-func (w *stopwatch) elapsed() time.Duration {
-	return time.Since(w.start) - time.Duration(w.at.Load())
 }
