@@ -7,7 +7,7 @@ TESTFLAGS ?=
 
 TOOL = $(GO) tool -modfile=internal/tools/go.mod
 
-.PHONY: help deps test lint fmt bench fuzz
+.PHONY: help deps test lint fmt bench fuzz chaos
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-7s %s\n", $$1, $$2 }' Makefile
@@ -31,3 +31,10 @@ bench: deps ## run the benchmarks of the root package
 
 fuzz: deps ## run each fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) .ci/fuzz
+
+CHAOSFOR ?= 5m
+
+chaos: deps ## run real processes against real servers under faults, CHAOSFOR (5m) each
+	$(GO) run ./internal/cmd/chaos -redis standalone -for $(CHAOSFOR)
+	$(GO) run ./internal/cmd/chaos -redis sentinel -for $(CHAOSFOR)
+	$(GO) run ./internal/cmd/chaos -redis cluster -for $(CHAOSFOR)

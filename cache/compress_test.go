@@ -136,7 +136,8 @@ func zstdFormat(b *testing.B, name string, level zstd.EncoderLevel) (f struct {
 	name string
 	pack func([]byte) []byte
 	open func([]byte) ([]byte, error)
-}) {
+},
+) {
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		b.Fatal(err)

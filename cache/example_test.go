@@ -20,7 +20,7 @@ func ExampleNewRedis() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer server.Stop()
+	defer func() { _ = server.Stop() }()
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer rdb.Close() // after the store
 

@@ -142,8 +142,16 @@ func FuzzParseMessage(f *testing.F) {
 // names of two keys are the same.
 func FuzzKeyNames(f *testing.F) {
 	for _, pair := range [][2]string{
-		{"", "%"}, {"}", "%}"}, {"{}", "{"}, {"a", "a}:lease"}, {"a:lease", "a"}, {"%", "%%"}, {"a}", "a"},
-		{strings.Repeat("k", 513), "%#" + strings.Repeat("0", 64)}, {"a\nb", "a\x00b"}, {"\xff", "\xfe"},
+		{"", "%"},
+		{"}", "%}"},
+		{"{}", "{"},
+		{"a", "a}:lease"},
+		{"a:lease", "a"},
+		{"%", "%%"},
+		{"a}", "a"},
+		{strings.Repeat("k", 513), "%#" + strings.Repeat("0", 64)},
+		{"a\nb", "a\x00b"},
+		{"\xff", "\xfe"},
 	} {
 		f.Add(pair[0], pair[1], aToken[:])
 	}

@@ -39,8 +39,9 @@ func (u *subscriber) session() (wasLive bool, err error) {
 	epoch := u.epoch
 	u.mu.Unlock()
 	heard := newStopwatch()
-	received := make(chan error, 1)
-	if !u.s.spawnCall(func() { received <- u.receive(ctx, ps, epoch, heard) }) {
+	received := make(chan struct{}) // closed when receiving has failed
+	var failure error
+	if !u.s.spawnCall(func() { failure = u.receive(ctx, ps, epoch, heard); close(received) }) {
 		return false, ErrClosed
 	}
 	u.changed() // whatever is wanted already
@@ -51,7 +52,8 @@ func (u *subscriber) session() (wasLive bool, err error) {
 		case <-u.ctx.Done():
 			u.leave(ctx, ps, received)
 			err = u.ctx.Err()
-		case err = <-received:
+		case <-received:
+			err = failure
 		case <-u.kick:
 			err = u.reconcile(ctx, ps)
 		case <-ping.C:
@@ -88,7 +90,7 @@ func (u *subscriber) dial(ctx context.Context, ps *redis.PubSub) error {
 
 // leave takes back the liveness subscription and waits until Redis has said
 // so: from then on it refuses an acquire of this process.
-func (u *subscriber) leave(ctx context.Context, ps *redis.PubSub, received <-chan error) {
+func (u *subscriber) leave(ctx context.Context, ps *redis.PubSub, received <-chan struct{}) {
 	left := make(chan struct{})
 	u.mu.Lock()
 	u.left = left

@@ -7,10 +7,11 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 )
 
-// Event and Observer are those of package cache, whose stores report to the
-// same kind of observer.
 type (
-	Event    = cache.Event
+	// Event is that of package cache, whose stores report to the same kind of
+	// observer.
+	Event = cache.Event
+	// Observer is that of package cache.
 	Observer = cache.Observer
 )
 

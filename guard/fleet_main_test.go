@@ -35,6 +35,9 @@ func rounds(usual, all int) int {
 	return usual
 }
 
+// hangs is when a test stops to wait and fails.
+const hangs = 30 * time.Second
+
 // A fleetTest is a fleet on a server of its own.
 type fleetTest struct {
 	*testing.T
@@ -77,11 +80,8 @@ func runFleetOnCluster(t *testing.T, n int, p guard.Policy) *fleetTest {
 	return f
 }
 
-// begin bounds the whole test: a fleet that hangs says so.
 func (f *fleetTest) begin() {
-	ctx, cancel := context.WithTimeout(f.Context(), 10*time.Minute)
-	f.Cleanup(cancel)
-	f.ctx = ctx
+	f.ctx = f.Context()
 	for i, p := range f.Processes() { // connections, scripts
 		f.get(p, fleet.Get{Keys: []string{fmt.Sprint("warm-up-", i)}})
 	}
@@ -108,10 +108,14 @@ func (f *fleetTest) get(p *fleet.Process, g fleet.Get) []fleet.Outcome {
 
 func (f *fleetTest) wait(calls ...*fleet.Call) []fleet.Outcome {
 	f.Helper()
+	ctx, cancel := context.WithTimeout(f.ctx, hangs)
+	defer cancel()
 	var all []fleet.Outcome
 	for _, c := range calls {
-		out, err := c.Wait(f.ctx)
-		f.must(err)
+		out, err := c.Wait(ctx)
+		if err != nil {
+			f.Fatalf("%v; events: %+v", err, f.Log.All(func(fleet.Event) bool { return true }))
+		}
 		all = append(all, out...)
 	}
 	return all
@@ -128,8 +132,12 @@ func (f *fleetTest) everybody(g fleet.Get) []*fleet.Call {
 
 func (f *fleetTest) await(match func(fleet.Event) bool) fleet.Event {
 	f.Helper()
-	e, err := f.Log.Await(f.ctx, match)
-	f.must(err)
+	ctx, cancel := context.WithTimeout(f.ctx, hangs)
+	defer cancel()
+	e, err := f.Log.Await(ctx, match)
+	if err != nil {
+		f.Fatalf("%v; there are %+v", err, f.Log.All(func(fleet.Event) bool { return true }))
+	}
 	return e
 }
 

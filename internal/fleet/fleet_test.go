@@ -204,7 +204,7 @@ func TestChildrenDieWithAKilledParent(t *testing.T) {
 	parent.Env = append(os.Environ(), orphanEnv+"="+file)
 	must(t, parent.Start())
 	defer parent.Wait() //nolint:errcheck // it was killed
-	defer parent.Process.Kill()
+	defer func() { _ = parent.Process.Kill() }()
 	var pids []string
 	eventually(t, "the parent starts children", func() bool {
 		text, err := os.ReadFile(file)

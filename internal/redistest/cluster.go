@@ -40,7 +40,7 @@ type Cluster struct {
 }
 
 // StartCluster starts a cluster and returns once all its nodes see it whole.
-// That takes some three seconds: a new master waits for two before it accepts
+// That takes two seconds, which a new master lets pass before it accepts
 // commands.
 func StartCluster(ctx context.Context, cfg ClusterConfig) (*Cluster, error) {
 	return retryPorts(ctx, func(ctx context.Context) (*Cluster, error) {

@@ -230,8 +230,8 @@ func (s *Sentinel) agreed(ctx context.Context) (*Server, error) {
 }
 
 // Failover makes the replica master and waits until that is so. The old master
-// keeps running; the sentinels make it a replica some ten seconds later, and
-// until then a second Failover waits for it.
+// keeps running and is made a replica some time after; until then a second
+// Failover waits for it.
 func (s *Sentinel) Failover(ctx context.Context) error {
 	old, err := s.Master(ctx)
 	if err != nil {

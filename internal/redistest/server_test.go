@@ -291,9 +291,10 @@ func TestServerDiesWithAKilledParent(t *testing.T) {
 		t.Log("only Linux ends a child with its parent")
 		return
 	}
-	file := filepath.Join(t.TempDir(), "pid")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "pid")
 	parent := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
-	parent.Env = append(os.Environ(), orphanEnv+"="+file)
+	parent.Env = append(os.Environ(), orphanEnv+"="+file, "TMPDIR="+dir)
 	must(t, parent.Start())
 	t.Cleanup(func() {
 		_ = parent.Process.Kill()
