@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/maypok86/otter/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -239,3 +240,63 @@ func BenchmarkObserver(b *testing.B) {
 type nobody struct{}
 
 func (nobody) Observe(guard.Event) {}
+
+// BenchmarkNearHit compares a Get from the near cache with the bare cache under
+// it: otter's GetIfPresent, on one and on all processors.
+func BenchmarkNearHit(b *testing.B) {
+	store, err := cache.NewMemory(cache.MemoryOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer store.Close()
+	g, err := guard.New[[]byte](store, "g", guard.Policy{
+		TTL: time.Hour, Beta: guard.NoEarlyRefresh, Near: guard.Near{MaxEntries: 2 * many, TTL: time.Hour},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer g.Close()
+	bare := otter.Must(&otter.Options[string, *[]byte]{
+		MaximumSize: 2 * many, ExpiryCalculator: otter.ExpiryWriting[string, *[]byte](time.Hour),
+	})
+	defer bare.StopAllGoroutines()
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	fetch := func(context.Context) ([]byte, error) { return value, nil }
+	names := make([]string, many)
+	for i := range names {
+		names[i] = key(i)
+		bare.Set(names[i], &value)
+		if _, err := g.Get(ctx, names[i], fetch); err != nil {
+			b.Fatal(err)
+		}
+	}
+	lookups := []struct {
+		name string
+		get  func(string) bool
+	}{
+		{"baseline=otter", func(k string) bool { _, ok := bare.GetIfPresent(k); return ok }},
+		{"Get", func(k string) bool { v, err := g.Get(ctx, k, fetch); return err == nil && v != nil }},
+	}
+	for _, l := range lookups {
+		b.Run("procs=1/"+l.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if !l.get(names[i%many]) {
+					b.Fatal("a miss")
+				}
+			}
+		})
+		b.Run("procs=all/"+l.name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for i := rand.IntN(many); pb.Next(); i++ {
+					if !l.get(names[i%many]) {
+						b.Error("a miss")
+						return
+					}
+				}
+			})
+		})
+	}
+}

@@ -14,21 +14,21 @@ func (s *Redis) Set(ctx context.Context, key string, e *Entry) error {
 	bytes := e.Encode()
 	return s.change(ctx, key, "set", setScript,
 		[]string{names.entry, names.lease, names.tries, names.pause},
-		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish)
+		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish, s.keys.invalidations(), key)
 }
 
 // Delete implements [Store].
 func (s *Redis) Delete(ctx context.Context, key string) error {
 	names := s.keys.names(key)
 	return s.change(ctx, key, "delete", deleteScript,
-		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish)
+		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish, s.keys.invalidations(), key)
 }
 
 // Expire implements [Store].
 func (s *Redis) Expire(ctx context.Context, key string) error {
 	names := s.keys.names(key)
 	return s.change(ctx, key, "expire", expireScript,
-		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish)
+		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish, s.keys.invalidations(), key)
 }
 
 // Reset implements [Store].

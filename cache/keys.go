@@ -57,6 +57,10 @@ func (s keyspace) entry(k string) string {
 // process in hexadecimal follows.
 func (s keyspace) alivePrefix() string { return s.namespace + ":alive:" }
 
+// invalidations is the channel on which every change is told to near caches. It
+// belongs to no slot: in a cluster PUBLISH reaches all nodes.
+func (s keyspace) invalidations() string { return s.namespace + ":invalidations" }
+
 // names are all names of one key.
 type names struct{ entry, lease, tries, pause, failedPrefix, wake string }
 

@@ -65,6 +65,7 @@ type Memory struct {
 	closed  bool
 	leases  map[Token]*memoryLease // granted and not given back, the lost ones too
 	watches map[*Watch]string      // the key of each
+	feeds   []*Feed
 }
 
 var _ Store = (*Memory)(nil)
@@ -122,6 +123,10 @@ func (m *Memory) leave() {
 	for w := range m.watches {
 		m.unwatch(w)
 	}
+	for _, f := range m.feeds {
+		m.data.feeds.remove(f)
+		f.Down()
+	}
 }
 
 // ready reports why a call can't be carried out, if so. data.mu is held.
@@ -169,6 +174,7 @@ func (m *Memory) Set(ctx context.Context, key string, e *Entry) error {
 		k.forgive()
 		m.data.put(k, b, now.Add(entryTTL(e)))
 		k.publishFilled(e.Version, b)
+		m.data.feeds.forget(key)
 		return nil
 	})
 }
@@ -179,6 +185,7 @@ func (m *Memory) Delete(ctx context.Context, key string) error {
 		k.endLease(now)
 		m.data.drop(k)
 		k.publish(Message{Signal: Deleted, Token: m.minter.Token()})
+		m.data.feeds.forget(key)
 		return nil
 	})
 }
@@ -192,6 +199,7 @@ func (m *Memory) Expire(ctx context.Context, key string) error {
 			k.entry = e.Encode() // a copy: a reader may be at the old bytes
 		}
 		k.publish(Message{Signal: Deleted, Token: m.minter.Token()})
+		m.data.feeds.forget(key)
 		return nil
 	})
 }
@@ -241,6 +249,22 @@ func (m *Memory) Watch(key string) *Watch {
 	m.watches[w] = key
 	w.Push(Message{Signal: Confirmed})
 	return w
+}
+
+// Follow implements [Store]. The feed is live until the store is closed.
+func (m *Memory) Follow(forget func(key string)) *Feed {
+	d := m.data
+	var f *Feed
+	f = NewFeed(forget, func() { d.feeds.remove(f) })
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if m.closed {
+		return f
+	}
+	d.feeds.add(f)
+	d.feeds.up(0)
+	m.feeds = append(m.feeds, f)
+	return f
 }
 
 // unwatch ends a watch, if it hasn't ended yet. data.mu is held.

@@ -15,6 +15,7 @@ type memoryData struct {
 	mu    sync.Mutex
 	keys  map[string]*memoryKey
 	alive map[Process]struct{}
+	feeds feeds // has a lock of its own
 
 	// lru holds the keys that have an entry; bytes is what those cost. All
 	// removals go through it, see evicted.

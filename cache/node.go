@@ -75,6 +75,8 @@ type topology interface {
 	start()
 	// node serves the key or channel of that name.
 	node(name string) (*node, error)
+	// all lists the nodes there are.
+	all() []*node
 	// refresh looks again, soon, which node serves what.
 	refresh()
 	// sharded reports whether channels may belong to slots.
@@ -98,6 +100,7 @@ func newSingleTopology(s *Redis) *single {
 func (t *single) load(context.Context) error { return nil }
 func (t *single) start()                     { t.n.sub.start() }
 func (t *single) node(string) (*node, error) { return t.n, nil }
+func (t *single) all() []*node               { return []*node{t.n} }
 func (t *single) refresh()                   {}
 func (t *single) sharded() bool              { return false }
 func (t *single) close()                     { t.n.sub.stop() }
@@ -120,6 +123,12 @@ func newClusterTopology(s *Redis, client clusterClient) *cluster {
 }
 
 func (t *cluster) sharded() bool { return true }
+
+func (t *cluster) all() []*node {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Collect(maps.Values(t.nodes))
+}
 
 func (t *cluster) refresh() { t.client.ReloadState(t.s.ctx) }
 
@@ -199,6 +208,9 @@ func (t *cluster) dropDemoted() {
 		n.sub.stop()
 		n.cancel()
 	}
+	if len(gone) > 0 {
+		t.s.checkFeeds()
+	}
 }
 
 func (t *cluster) node(name string) (*node, error) {
@@ -232,6 +244,7 @@ func (t *cluster) forClient(c *redis.Client) (*node, error) {
 	if n = t.nodes[addr]; n == nil {
 		n = newNode(t.s, addr, c, t.client.ReloadState)
 		t.nodes[addr] = n
+		t.s.feeds.down() // until its invalidations are heard, too
 		if t.started {
 			n.sub.start()
 		}

@@ -104,6 +104,7 @@ type Redis struct {
 	work     sync.WaitGroup // the store's own goroutines
 	calls    sync.WaitGroup // those that are in the Redis client
 	homes    homes
+	feeds    feeds
 }
 
 var _ Store = (*Redis)(nil)

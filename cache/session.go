@@ -117,6 +117,8 @@ func (u *subscriber) wentLive() bool {
 func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub) error {
 	var subscribe, unsubscribe []string
 	u.mu.Lock()
+	follow := !u.followed && u.s.feeds.any()
+	u.followed = u.followed || follow
 	for name, ch := range u.channels {
 		wanted := len(ch.watches) > 0
 		switch {
@@ -134,6 +136,11 @@ func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub) error {
 		ch.pending++
 	}
 	u.mu.Unlock()
+	if follow {
+		if err := ps.Subscribe(ctx, u.s.keys.invalidations()); err != nil {
+			return err
+		}
+	}
 	return errors.Join(u.send(ctx, ps, subscribe, true), u.send(ctx, ps, unsubscribe, false))
 }
 

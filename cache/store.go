@@ -57,6 +57,12 @@ type Store interface {
 	// arrives, and the caller's poll has to do.
 	Watch(key string) *Watch
 
+	// Follow calls forget, with the key, for each Set, Delete and Expire by any
+	// process, as soon as it is heard of: from the store's own goroutines, so it
+	// must be quick, and must not call the store. The feed says whether all of
+	// them are heard of.
+	Follow(forget func(key string)) *Feed
+
 	// Close gives back the leases it holds and ends all its goroutines. Calls
 	// made later return ErrClosed.
 	Close() error

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,12 +20,14 @@ import (
 type subscriber struct {
 	s     *Redis
 	n     *node
-	alive string // channel
+	alive string      // channel
+	hears atomic.Bool // the channel of invalidations is confirmed
 
 	mu       sync.Mutex
 	channels map[string]*channel // wake channels, wanted or not yet unsubscribed
 	live     chan struct{}       // closed while the liveness channel is confirmed
 	isLive   bool
+	followed bool          // the channel of invalidations was subscribed to
 	denied   error         // the Redis user may not subscribe
 	epoch    int           // counts connections: what an earlier one still delivers is ignored
 	left     chan struct{} // closed when the liveness channel was left on purpose
@@ -187,6 +190,11 @@ func (u *subscriber) confirm(msg *redis.Subscription, epoch int) {
 		u.confirmAlive(on)
 		return
 	}
+	if msg.Channel == u.s.keys.invalidations() {
+		u.hears.Store(on)
+		u.s.spawn(u.s.checkFeeds)
+		return
+	}
 	ch := u.channels[msg.Channel]
 	if ch == nil {
 		return
@@ -251,6 +259,10 @@ func (u *subscriber) bounce(epoch int) {
 
 // deliver hands a wake-up to those who wait for it.
 func (u *subscriber) deliver(msg *redis.Message, epoch int) {
+	if msg.Channel == u.s.keys.invalidations() {
+		u.s.feeds.forget(msg.Payload)
+		return
+	}
 	m, err := ParseMessage([]byte(msg.Payload))
 	if err != nil {
 		u.s.observe(Event{Kind: MessageDamaged, Node: u.n.addr, Err: err})
@@ -270,6 +282,9 @@ func (u *subscriber) down(why error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.epoch++
+	u.followed = false
+	u.hears.Store(false)
+	u.s.feeds.down()
 	for _, ch := range u.channels {
 		ch.requested, ch.pending = false, 0
 	}

@@ -67,3 +67,26 @@ func (u *subscriber) watched() map[string][]*Watch {
 	}
 	return all
 }
+
+// Follow implements [Store].
+func (s *Redis) Follow(forget func(key string)) *Feed {
+	var f *Feed
+	f = NewFeed(forget, func() { s.feeds.remove(f) })
+	if s.feeds.add(f) {
+		for _, n := range s.topo.all() {
+			n.sub.changed()
+		}
+	}
+	return f
+}
+
+// checkFeeds puts the feeds up if every node's invalidations are heard.
+func (s *Redis) checkFeeds() {
+	reasons := s.feeds.reasons()
+	for _, n := range s.topo.all() {
+		if !n.sub.hears.Load() {
+			return
+		}
+	}
+	s.feeds.up(reasons)
+}

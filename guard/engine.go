@@ -21,6 +21,7 @@ type engine struct {
 	// numbers orders callers and commands of this process: clocks can tie.
 	numbers atomic.Uint64
 
+	near      *near   // nil: none
 	flights   flights // callers wait for these
 	refreshes flights // nobody waits for these
 	locals    flights // callers of keys whose values are too large to store
@@ -65,6 +66,10 @@ func (e *engine) load(c call) *outcome {
 		// While the key has a flight a newcomer joins it unread: the sharing rule
 		// says whether its outcome will do, and commands don't grow with callers.
 		var rd read
+		var t ticket
+		if e.near != nil {
+			t = e.near.ticket(c.key)
+		}
 		o := &outcome{then: fetch}
 		if round > 0 || !e.flights.has(c.key) {
 			rd = e.read(c)
@@ -93,6 +98,9 @@ func (e *engine) load(c call) *outcome {
 		}
 		if o.refresh != nil {
 			e.refresh(c, o.refresh)
+		}
+		if e.near != nil && o.err == nil && o.stored && o.source != Stale {
+			e.near.put(c.key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta))
 		}
 		return e.mask(c, o, rd)
 	}
@@ -148,9 +156,12 @@ func (e *engine) judge(rd read, c call) *outcome {
 		return &outcome{then: fetch}
 	}
 	o := &outcome{value: value, source: FromRedis, stored: true, entry: r}
-	if act == serveStale {
+	switch {
+	case act == serveStale:
 		o.source, o.refresh = Stale, r
 		e.observe(Event{Kind: cache.StaleServed, Key: c.key, Token: r.Entry.Version, Duration: r.Age})
+	case r.Age >= dueAt(&r.Entry, e.policy.Beta):
+		o.refresh = r
 	}
 	return o
 }
@@ -255,6 +266,9 @@ func (e *engine) close() {
 	e.cancel()
 	for _, fs := range e.allFlights() {
 		fs.wg.Wait()
+	}
+	if e.near != nil {
+		e.near.close()
 	}
 }
 

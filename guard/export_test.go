@@ -1,6 +1,10 @@
 package guard
 
-import "github.com/stampedeguard/stampede/cache"
+import (
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
 
 // Decide is the decision of a policy about a reading, by name.
 func Decide(r *cache.Reading, p Policy) string {
@@ -15,3 +19,6 @@ func Decide(r *cache.Reading, p Policy) string {
 func EncodeFailure(err error, p Policy) []byte { return encodeFailure(err, 0, &p) }
 
 func DecodeFailure(b []byte, p Policy) *RemoteError { return decodeFailure(b, &p) }
+
+// DueAt is the age from which a value is refreshed early.
+func DueAt(e *cache.Entry, beta float64) time.Duration { return dueAt(e, beta) }

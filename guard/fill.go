@@ -53,6 +53,8 @@ const (
 	Waited
 	// Stale: stored, no longer fresh, and served all the same.
 	Stale
+	// FromNear: kept in this process, and fresh.
+	FromNear
 	// UnguardedFetch: fetched without a lease, as Redis was away.
 	UnguardedFetch
 )
@@ -61,6 +63,8 @@ func (s Source) String() string {
 	switch s {
 	case FromRedis:
 		return "redis"
+	case FromNear:
+		return "near"
 	case Fetched:
 		return "fetched"
 	case Waited:

@@ -15,7 +15,11 @@ import (
 //
 // A value is decoded once and shared by the callers of a flight: treat it, and
 // what it points to, as read-only.
-type Guard[V any] struct{ engine *engine }
+type Guard[V any] struct {
+	engine *engine
+	near   *near     // the engine's
+	clone  func(V) V // nil: values are shared
+}
 
 // A FetchFunc gets a value from where it comes from. Its context has the values
 // of the first caller's context but not its cancellation, as the value is for
@@ -35,6 +39,10 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 	}
 	policy = policy.withDefaults()
 	errs = append(errs, checkName(name), policy.validate())
+	clone, ok := policy.Clone.(func(V) V)
+	if policy.Clone != nil && !ok {
+		errs = append(errs, fmt.Errorf("guard: Policy.Clone is a %T, must be a %T", policy.Clone, clone))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -42,7 +50,29 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 	if codec == nil {
 		codec = cache.CodecFor[V]()
 	}
-	return &Guard[V]{newEngine(store, name, policy, coderOf[V]{codec}, codec)}, nil
+	e := newEngine(store, name, policy, coderOf[V]{codec}, codec)
+	if policy.Near.on() {
+		var err error
+		if e.near, err = newNear(store, e.storeKey(""), policy.Near); err != nil {
+			return nil, err
+		}
+	}
+	return &Guard[V]{engine: e, near: e.near, clone: clone}, nil
+}
+
+// nearValue is the value in the near cache, if it may be used.
+func (g *Guard[V]) nearValue(ctx context.Context, key string) (v V, n nearValue, ok bool) {
+	if g.near == nil {
+		return v, n, false
+	}
+	if n, ok = g.near.get(key); !ok || ctx.Err() != nil || g.engine.ctx.Err() != nil {
+		return v, n, false
+	}
+	v = *n.value.(*V)
+	if g.clone != nil {
+		v = g.clone(v)
+	}
+	return v, n, true
 }
 
 // Get returns the value of key: the stored one while it is fresh, or stale if
@@ -55,6 +85,15 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 // [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
 // the fetch goes on for the others.
 func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
+	if v, _, ok := g.nearValue(ctx, key); ok {
+		return v, nil
+	}
+	return g.get(ctx, key, fetch)
+}
+
+// get is Get past the near cache; apart from it, as its closure costs an
+// allocation.
+func (g *Guard[V]) get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
 	o := g.engine.load(call{ctx, key, func(ctx context.Context, _ *fill) (any, error) {
 		v, err := fetch(ctx)
 		return &v, err
@@ -63,13 +102,25 @@ func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, 
 		var zero V
 		return zero, o.err
 	}
-	return *o.value.(*V), nil
+	return g.valueOf(o), nil
+}
+
+func (g *Guard[V]) valueOf(o *outcome) V {
+	v := *o.value.(*V)
+	if g.clone != nil {
+		v = g.clone(v)
+	}
+	return v
 }
 
 // Load is Get for those who want to say or know more: the fetch is told about
 // the last value and may set its value's terms, and the result says where the
 // value comes from.
 func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
+	if v, n, ok := g.nearValue(ctx, key); ok {
+		age := n.entry.Age + time.Since(n.at)
+		return Result[V]{Value: v, Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
+	}
 	o := g.engine.load(call{ctx, key, func(ctx context.Context, f *fill) (any, error) {
 		fl := Fill[V]{
 			Attempt: f.attempt, IdempotencyKey: f.idempotencyKey,
@@ -80,7 +131,7 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 		f.ttl, f.staleFor, f.private = fl.TTL, fl.StaleFor, fl.Private
 		return &v, err
 	}})
-	return resultOf[V](o)
+	return g.resultOf(o)
 }
 
 // Peek returns what is stored, fresh or stale, and never fetches. Errors:
@@ -110,7 +161,7 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	if !r.Fresh() {
 		o.source = Stale
 	}
-	return resultOf[V](o)
+	return g.resultOf(o)
 }
 
 // Set stores a value under the policy's terms. A fetch that is under way will
@@ -129,7 +180,7 @@ func (g *Guard[V]) Set(ctx context.Context, key string, value V) error {
 		return fmt.Errorf("%w: %d bytes encoded, Policy.MaxBytes is %d", ErrTooLarge, n, e.policy.MaxBytes)
 	}
 	entry.FreshFor, entry.TTL = lifetime(&fill{ttl: e.policy.TTL, staleFor: e.policy.Stale}, &e.policy)
-	return g.change(ctx, func() error { return e.store.Set(ctx, e.storeKey(key), entry) })
+	return g.change(ctx, key, func() error { return e.store.Set(ctx, e.storeKey(key), entry) })
 }
 
 // Delete removes the value. A fetch that is under way will not bring it back,
@@ -139,27 +190,31 @@ func (g *Guard[V]) Set(ctx context.Context, key string, value V) error {
 // Errors: [ErrUnavailable], which says whether the value may be deleted later
 // all the same; [ErrClosed]; the cause of ctx's end.
 func (g *Guard[V]) Delete(ctx context.Context, key string) error {
-	return g.change(ctx, func() error { return g.engine.store.Delete(ctx, g.engine.storeKey(key)) })
+	return g.change(ctx, key, func() error { return g.engine.store.Delete(ctx, g.engine.storeKey(key)) })
 }
 
 // Expire marks the value stale and keeps it: it is refreshed at its next use,
 // and served until then if the policy has Stale. A fetch that is under way will
 // not be stored. Errors as of Delete.
 func (g *Guard[V]) Expire(ctx context.Context, key string) error {
-	return g.change(ctx, func() error { return g.engine.store.Expire(ctx, g.engine.storeKey(key)) })
+	return g.change(ctx, key, func() error { return g.engine.store.Expire(ctx, g.engine.storeKey(key)) })
 }
 
 // Reset is the operator's: it ends a quarantine of the key, and a pause that a
 // fetch asked for. Errors as of Delete.
 func (g *Guard[V]) Reset(ctx context.Context, key string) error {
-	return g.change(ctx, func() error { return g.engine.store.Reset(ctx, g.engine.storeKey(key)) })
+	return g.change(ctx, key, func() error { return g.engine.store.Reset(ctx, g.engine.storeKey(key)) })
 }
 
-func (g *Guard[V]) change(ctx context.Context, do func() error) error {
+func (g *Guard[V]) change(ctx context.Context, key string, do func() error) error {
 	if o := g.engine.endedFor(ctx, nil); o != nil {
 		return o.err
 	}
 	err := do()
+	if g.near != nil {
+		// This process need not wait to hear of its own change, nor rely on it.
+		g.near.forget(key)
+	}
 	if err == nil {
 		return nil
 	}
@@ -178,11 +233,11 @@ func (g *Guard[V]) Close() error {
 	return nil
 }
 
-func resultOf[V any](o *outcome) (Result[V], error) {
+func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 	if o.err != nil {
 		return Result[V]{}, o.err
 	}
-	r := Result[V]{Value: *o.value.(*V), Source: o.source, Stored: o.stored}
+	r := Result[V]{Value: g.valueOf(o), Source: o.source, Stored: o.stored}
 	if o.entry != nil {
 		r.Age = o.entry.Age
 		r.TTL = max(0, min(o.entry.Entry.FreshFor-o.entry.Age, time.Duration(cache.MaxTTL)))

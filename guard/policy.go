@@ -3,6 +3,7 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -51,6 +52,19 @@ type Policy struct {
 	// fresh for a random time between TTL*(1-Jitter) and TTL. From 0 to less
 	// than 1. Default 0.
 	Jitter float64
+
+	// Near is the near cache. Default none.
+	Near Near
+
+	// Clone, a func(V) V, copies a near value for each caller, for callers who
+	// change what they get. Default none: values are shared, treat them as
+	// read-only.
+	Clone any
+
+	// Beta scales how early, before its TTL ends, a value that is in use is
+	// refreshed in the background: by about one and a half times what its last
+	// fetch took, times Beta. Default 1; NoEarlyRefresh waits for the TTL.
+	Beta float64
 
 	// Negative is how long ErrNotFound is cached. Default the smaller of TTL and
 	// 5 s; Off doesn't cache it.
@@ -122,6 +136,10 @@ type Policy struct {
 
 func (p Policy) withDefaults() Policy {
 	def(&p.StaleIfError, p.Stale)
+	if p.Near.on() {
+		def(&p.Near.TTL, 10*time.Second)
+	}
+	def(&p.Beta, 1)
 	def(&p.Negative, min(p.TTL, 5*time.Second))
 	def(&p.Bypass, 2*time.Minute)
 	def(&p.ErrorPause, time.Second)
@@ -176,6 +194,12 @@ func (p Policy) validate() error {
 		if d > cache.MaxTTL {
 			bad("%s is %v, can be at most %v", name, d, cache.MaxTTL)
 		}
+	}
+	if err := p.Near.validate(); err != nil {
+		errs = append(errs, err)
+	}
+	if !(p.Beta > 0 || p.Beta == NoEarlyRefresh) || math.IsInf(p.Beta, 0) {
+		bad("Beta is %v, must be above 0, or NoEarlyRefresh", p.Beta)
 	}
 	if !(p.Jitter >= 0 && p.Jitter < 1) {
 		bad("Jitter is %v, must be from 0 to less than 1", p.Jitter)

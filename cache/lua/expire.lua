@@ -3,6 +3,7 @@
 --
 -- KEYS  1 entry  2 lease
 -- ARGV  1 wake channel  2 wake message  3 PUBLISH or SPUBLISH
+--       4 channel of invalidations  5 key as users name it
 --
 -- Replies 1 if there was an entry to mark, else 0. Byte 19 of an entry holds its
 -- flags, 2 is "expired by hand"; byte 16 is the format.
@@ -18,4 +19,5 @@ if type(head) == 'string' and #head == 32 and head:byte(17) == 1 then
 end
 redis.call('DEL', KEYS[2])
 redis.pcall(ARGV[3], ARGV[1], ARGV[2])
+redis.pcall('PUBLISH', ARGV[4], ARGV[5])
 return marked

@@ -4,11 +4,12 @@
 -- KEYS  1 entry  2 lease  3 tries  4 pause
 -- ARGV  1 entry bytes  2 hard TTL, ms  3 wake channel
 --       4 wake message without its body  5 1 if the entry rides in the message
---       6 PUBLISH or SPUBLISH
+--       6 PUBLISH or SPUBLISH  7 channel of invalidations  8 key as users name it
 --
 -- Replies 1.
 
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
 redis.pcall(ARGV[6], ARGV[3], ARGV[4] .. (ARGV[5] == '1' and ARGV[1] or ''))
+redis.pcall('PUBLISH', ARGV[7], ARGV[8])
 return 1

@@ -1,0 +1,163 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/maypok86/otter/v2"
+	"github.com/maypok86/otter/v2/stats"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// Near configures a guard's near cache: decoded values in this process, which
+// cost tens of nanoseconds to get. It is kept coherent by the store: every Set,
+// Delete and Expire reaches every process, and while a process can't be sure to
+// hear of them it uses no near value. It is off unless one of MaxEntries and
+// MaxBytes is set.
+//
+// Coherence takes the time of a message. A Get that starts after a Delete
+// returned in another process may still return the near value until that message
+// arrives; a link that swallows everything is noticed within two seconds.
+type Near struct {
+	// MaxEntries bounds the number of values. At most one of it and MaxBytes.
+	MaxEntries int
+	// MaxBytes bounds the encoded size of the values and their keys.
+	MaxBytes int
+	// TTL bounds how long a value is used without asking Redis, and with it what a
+	// lost invalidation can cost: a failover may lose one. At least 1 ms. Default
+	// 10 s, and never longer than the value is fresh.
+	TTL time.Duration
+}
+
+func (n Near) on() bool { return n.MaxEntries != 0 || n.MaxBytes != 0 }
+
+func (n Near) validate() error {
+	var errs []error
+	if n.MaxEntries < 0 || n.MaxBytes < 0 || n.MaxEntries > 0 && n.MaxBytes > 0 {
+		errs = append(errs, fmt.Errorf("guard: Policy.Near has MaxEntries %d and MaxBytes %d: one may be above zero, none below", n.MaxEntries, n.MaxBytes))
+	}
+	if n.on() && n.TTL < time.Millisecond {
+		errs = append(errs, fmt.Errorf("guard: Policy.Near.TTL is %v, must be at least 1ms", n.TTL))
+	}
+	return errors.Join(errs...)
+}
+
+// near is a guard's near cache. Values in it are *V in an any.
+type near struct {
+	values *otter.Cache[string, nearValue]
+	feed   *cache.Feed
+	ttl    time.Duration
+	hits   *stats.Counter
+
+	// stamps change when a key of their stripe is invalidated, so that a value
+	// that was read before is not put in after.
+	stamps   [256]atomic.Uint64
+	seed     maphash.Seed
+	bypasses atomic.Uint64 // lookups that the feed's epoch ruled out
+}
+
+// A nearValue is used in the feed's epoch it was put in alone.
+type nearValue struct {
+	value any
+	epoch uint64
+	lives time.Duration
+	size  uint32
+	entry *cache.Reading // as it was read at the time at
+	at    time.Time
+}
+
+func newNear(store cache.Store, prefix string, cfg Near) (*near, error) {
+	n := &near{ttl: cfg.TTL, hits: stats.NewCounter(), seed: maphash.MakeSeed()}
+	o := &otter.Options[string, nearValue]{
+		MaximumSize:      cfg.MaxEntries,
+		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, nearValue]) time.Duration { return e.Value.lives }),
+		StatsRecorder:    n.hits,
+	}
+	if cfg.MaxBytes > 0 {
+		o.MaximumWeight = uint64(cfg.MaxBytes)
+		o.Weigher = func(key string, v nearValue) uint32 { return v.size + uint32(min(len(key), math.MaxInt32)) }
+	}
+	var err error
+	if n.values, err = otter.New(o); err != nil {
+		return nil, fmt.Errorf("guard: Policy.Near: %w", err)
+	}
+	n.feed = store.Follow(func(key string) {
+		if key, ours := strings.CutPrefix(key, prefix); ours {
+			n.forget(key)
+		}
+	})
+	return n, nil
+}
+
+// get returns the value if it may be used.
+func (n *near) get(key string) (nearValue, bool) {
+	v, ok := n.values.GetIfPresent(key)
+	if !ok {
+		return nearValue{}, false
+	}
+	if v.epoch != n.feed.Epoch() {
+		n.bypasses.Add(1)
+		return nearValue{}, false
+	}
+	return v, true
+}
+
+// forget drops a value, and rules out what was read before.
+func (n *near) forget(key string) {
+	n.stamp(key).Add(1)
+	n.values.Invalidate(key)
+}
+
+func (n *near) stamp(key string) *atomic.Uint64 {
+	return &n.stamps[maphash.String(n.seed, key)%uint64(len(n.stamps))]
+}
+
+// A ticket is taken before a value is asked for, and shown when it is put in.
+type ticket struct {
+	epoch, stamp uint64
+	at           time.Time
+}
+
+func (n *near) ticket(key string) ticket {
+	return ticket{n.feed.Epoch(), n.stamp(key).Load(), time.Now()}
+}
+
+// put keeps a value for as long as it is fresh and not due to be refreshed,
+// unless it may have been invalidated since the ticket was taken.
+func (n *near) put(key string, t ticket, value any, r *cache.Reading, due time.Duration) {
+	if t.epoch == 0 || r == nil || !r.Fresh() {
+		return
+	}
+	lives := min(n.ttl, due-r.Age)
+	if lives <= 0 {
+		// Its refresh is due, or under way: use it for short times till that is done.
+		lives = min(n.ttl, r.Entry.FreshFor-r.Age, whileRefreshing)
+	}
+	if lives <= 0 {
+		return
+	}
+	n.values.Set(key, nearValue{
+		value: value, epoch: t.epoch, lives: lives, entry: r, at: t.at,
+		size: uint32(min(len(r.Entry.Payload), math.MaxInt32)),
+	})
+	// An invalidation that came in between has either seen the value, and dropped
+	// it, or has been seen here.
+	if n.stamp(key).Load() != t.stamp || n.feed.Epoch() != t.epoch {
+		n.values.Invalidate(key)
+	}
+}
+
+// whileRefreshing is how long a value is used whose refresh is due.
+const whileRefreshing = 20 * time.Millisecond
+
+func (n *near) close() {
+	n.feed.Close()
+	n.values.InvalidateAll()
+	n.values.StopAllGoroutines()
+}

@@ -1,0 +1,321 @@
+package guard_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+)
+
+func nearPolicy(change ...func(*guard.Policy)) guard.Policy {
+	return policy(append([]func(*guard.Policy){func(p *guard.Policy) { p.Near.MaxEntries = 100 }}, change...)...)
+}
+
+// source asks for a key that must be stored and says where its value was.
+func source(w *world, g *guard.Guard[string], key string) (string, guard.Source) {
+	w.Helper()
+	r, err := g.Load(context.Background(), key, func(ctx context.Context, _ *guard.Fill[string]) (string, error) { return never(ctx) })
+	must(w, err)
+	return r.Value, r.Source
+}
+
+func TestNearValueIsServedWithoutAskingTheStore(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, nearPolicy())[0]
+		synctest.Wait() // for the subscription
+		get(w, g, "k", (&origin{}).fetch)
+		for range 3 {
+			if v, s := source(w, g, "k"); v != "v1" || s != guard.FromNear {
+				w.Errorf("got %q from %v", v, s)
+			}
+		}
+		time.Sleep(11 * time.Second) // Near.TTL's default is 10 s
+		if _, s := source(w, g, "k"); s != guard.FromRedis {
+			w.Errorf("after its TTL: from %v", s)
+		}
+		r, err := g.Load(context.Background(), "k", nil)
+		if err != nil || r.Source != guard.FromNear || r.Age != 11*time.Second || r.TTL != 49*time.Second {
+			w.Errorf("%+v, %v", r, err)
+		}
+	})
+}
+
+// pitfall 24
+func TestEveryProcessHearsOfAChange(t *testing.T) {
+	for name, change := range map[string]func(*guard.Guard[string]) error{
+		"Delete": func(g *guard.Guard[string]) error { return g.Delete(context.Background(), "k") },
+		"Set":    func(g *guard.Guard[string]) error { return g.Set(context.Background(), "k", "set") },
+		"Expire": func(g *guard.Guard[string]) error { return g.Expire(context.Background(), "k") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(3, nearPolicy())
+				synctest.Wait()
+				o := &origin{}
+				for _, g := range fleet {
+					get(w, g, "k", o.fetch)
+					get(w, g, "other", o.fetch)
+				}
+				must(w, change(fleet[0]))
+				synctest.Wait()
+				for i, g := range fleet {
+					if v := get(w, g, "k", o.fetch); v == "v1" {
+						w.Errorf("process %d still has the old value", i)
+					}
+					if _, s := source(w, g, "other"); s != guard.FromNear {
+						w.Errorf("process %d lost another key: from %v", i, s)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestOwnChangeIsSeenAtOnce(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, nearPolicy())[0]
+		synctest.Wait()
+		for i := range 50 {
+			v := fmt.Sprint(i)
+			must(w, g.Set(context.Background(), "k", v))
+			if got := get(w, g, "k", never); got != v {
+				w.Fatalf("set %s, got %s", v, got)
+			}
+		}
+	})
+}
+
+// A gated store answers a read only when it is told to.
+type gated struct {
+	cache.Store
+	read chan struct{} // a read has been answered by the store
+	gate chan struct{} // and may be handed out
+}
+
+func (s *gated) Read(ctx context.Context, key string) (*cache.Reading, error) {
+	r, err := s.Store.Read(ctx, key)
+	if s.gate != nil {
+		s.read <- struct{}{}
+		<-s.gate
+	}
+	return r, err
+}
+
+func TestReadThatRacedAnInvalidationIsNotPutBack(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		s := &gated{Store: w.open()}
+		g, other := w.guard(s, nearPolicy()), w.guard(w.open(), nearPolicy())
+		synctest.Wait()
+		must(w, other.Set(context.Background(), "k", "old"))
+		synctest.Wait()
+		s.read, s.gate = make(chan struct{}), make(chan struct{})
+		got := make(chan string)
+		go func() { got <- get(w, g, "k", never) }()
+		<-s.read
+		must(w, other.Set(context.Background(), "k", "new"))
+		synctest.Wait() // the invalidation has arrived
+		s.gate <- struct{}{}
+		if v := <-got; v != "old" {
+			w.Fatalf("the read from before got %q", v)
+		}
+		s.gate = nil
+		if v, src := source(w, g, "k"); v != "new" {
+			w.Errorf("got %q from %v", v, src)
+		}
+	})
+}
+
+// pitfalls 24 and 25: a link that swallows everything is noticed within two
+// seconds, and what was near before is not used after.
+func TestNearCacheIsBypassedWhileInvalidationsMayBeMissed(t *testing.T) {
+	faulty(t, nearPolicy(), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		s, err := cache.NewRedis(w.server.Client(), cache.Options{Namespace: "test"})
+		must(w, err)
+		defer func() { must(w, s.Close()) }()
+		other := w.guard(s, policy())
+		synctest.Wait()
+		must(w, other.Set(context.Background(), "k", "old"))
+		get(w, g, "k", never)
+		n.blackHole.Store(true)
+		must(w, other.Set(context.Background(), "k", "new"))
+		time.Sleep(2 * time.Second)
+		v, err := g.Get(context.Background(), "k", func(context.Context) (string, error) { return "fetched", nil })
+		if v != "fetched" {
+			w.Errorf("2 s into the black hole: %q, %v", v, err)
+		}
+		n.blackHole.Store(false)
+		time.Sleep(5 * time.Second)
+		if v, src := source(w, g, "k"); v != "new" {
+			w.Errorf("after it: %q from %v", v, src)
+		}
+		if v, src := source(w, g, "k"); v != "new" || src != guard.FromNear {
+			w.Errorf("near again: %q from %v", v, src)
+		}
+		must(w, other.Close())
+	})
+}
+
+func TestCloneGivesEachCallerItsOwn(t *testing.T) {
+	inMemory(t, func(w *world) {
+		g, err := guard.New[[]int](w.open(), "g", guard.Policy{
+			TTL: time.Minute, Near: guard.Near{MaxEntries: 1}, Clone: func(v []int) []int { return slices.Clone(v) },
+		})
+		must(w, err)
+		defer g.Close()
+		for range 3 {
+			v, err := g.Get(context.Background(), "k", func(context.Context) ([]int, error) { return []int{1, 2}, nil })
+			must(w, err)
+			if v[0] != 1 {
+				w.Errorf("another caller's change shows: %v", v)
+			}
+			v[0] = 9
+		}
+		if _, err := guard.New[string](w.open(), "g", guard.Policy{TTL: time.Minute, Clone: func(int) int { return 0 }}); err == nil {
+			w.Error("a Clone of another type was accepted")
+		}
+	})
+}
+
+func TestNearCacheIsBounded(t *testing.T) {
+	for name, near := range map[string]guard.Near{"entries": {MaxEntries: 10}, "bytes": {MaxBytes: 10 * 1010}} {
+		t.Run(name, func(t *testing.T) {
+			inMemory(t, func(w *world) {
+				g := w.fleet(1, policy(func(p *guard.Policy) { p.Near = near }))[0]
+				large := string(make([]byte, 1000))
+				for i := range 100 {
+					must(w, g.Set(context.Background(), fmt.Sprint(i), large))
+					get(w, g, fmt.Sprint(i), never)
+				}
+				time.Sleep(time.Second)
+				n := 0
+				for i := range 100 {
+					r, err := g.Load(context.Background(), fmt.Sprint(i), nil)
+					must(w, err)
+					if r.Source == guard.FromNear {
+						n++
+					}
+				}
+				if n > 30 { // looking puts some back in
+					w.Errorf("%d of 100 are near, 10 were allowed", n)
+				}
+			})
+		})
+	}
+}
+
+// pitfall 22
+func TestHotKeyIsRefreshedBeforeAnybodyWaits(t *testing.T) {
+	for name, near := range map[string]guard.Near{"near": {MaxEntries: 10}, "far": {}} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(4, policy(func(p *guard.Policy) { p.TTL, p.Near = time.Second, near }))
+				o := &origin{takes: 200 * time.Millisecond}
+				callers(fleet, 1, "k", o.fetch) // warm
+				warm := o.n.Load()
+				var slow atomic.Int32
+				var wg sync.WaitGroup
+				const duration = 60 * time.Second
+				for i, g := range fleet {
+					wg.Go(func() {
+						time.Sleep(time.Duration(i) * time.Millisecond)
+						for start := time.Now(); time.Since(start) < duration; time.Sleep(20 * time.Millisecond) {
+							asked := time.Now()
+							get(w, g, "k", o.fetch)
+							if time.Since(asked) > 10*time.Millisecond {
+								slow.Add(1)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				perTTL := float64(o.n.Load()-warm) / duration.Seconds()
+				w.Logf("%d slow calls, %.2f fetches a TTL", slow.Load(), perTTL)
+				if slow.Load() > 0 || perTTL < 0.9 || perTTL > 1.3 {
+					w.Errorf("%d slow calls, %.2f fetches a TTL", slow.Load(), perTTL)
+				}
+			})
+		})
+	}
+}
+
+func TestEarlyRefreshIsDrawnOnceForAVersionAndLeavesTimeForTheFetch(t *testing.T) {
+	const ttl, took = 10 * time.Second, 200 * time.Millisecond
+	minter := cache.NewMinter()
+	var sum time.Duration
+	least, most := ttl, time.Duration(0)
+	for range 10_000 {
+		e := &cache.Entry{Version: minter.Token(), FreshFor: ttl, Took: took}
+		gap := ttl - guard.DueAt(e, 1)
+		if guard.DueAt(e, 1) != ttl-gap {
+			t.Fatal("two draws for one version")
+		}
+		least, most, sum = min(least, gap), max(most, gap), sum+gap
+	}
+	if mean := sum / 10_000; least < took || most < 3*took || mean < took*14/10 || mean > took*16/10 {
+		t.Errorf("gaps from %v to %v, mean %v, for a fetch of %v", least, most, mean, took)
+	}
+	slow := &cache.Entry{Version: minter.Token(), FreshFor: ttl, Took: time.Hour}
+	if due := guard.DueAt(slow, 1); due != ttl/2 {
+		t.Errorf("a fetch slower than its TTL is due at %v", due)
+	}
+	if due := guard.DueAt(slow, guard.NoEarlyRefresh); due != ttl {
+		t.Errorf("turned off: due at %v", due)
+	}
+}
+
+// Changes and reads at random: what a process reads after it heard of a change
+// is never older.
+func TestNearCachesAgreeAfterRandomChanges(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(3, nearPolicy())
+		synctest.Wait()
+		rng := rand.New(rand.NewPCG(1, 1))
+		for i := range 500 {
+			key := fmt.Sprint("k", rng.IntN(5))
+			v := fmt.Sprint(i)
+			switch rng.IntN(3) {
+			case 0:
+				must(w, fleet[rng.IntN(3)].Set(context.Background(), key, v))
+			case 1:
+				must(w, fleet[rng.IntN(3)].Delete(context.Background(), key))
+			}
+			synctest.Wait()
+			var want string
+			for j, g := range fleet {
+				got, err := g.Get(context.Background(), key, func(context.Context) (string, error) { return v, nil })
+				must(w, err)
+				if j == 0 {
+					want = got
+				} else if got != want {
+					w.Fatalf("step %d: %q here, %q there", i, want, got)
+				}
+			}
+		}
+	})
+}
+
+func TestNearPolicyIsValidated(t *testing.T) {
+	store, err := cache.NewMemory(cache.MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	for _, near := range []guard.Near{{MaxEntries: -1}, {MaxBytes: -1}, {MaxEntries: 1, MaxBytes: 1}, {MaxEntries: 1, TTL: time.Microsecond}} {
+		if _, err := guard.New[string](store, "g", guard.Policy{TTL: time.Minute, Near: near}); err == nil {
+			t.Errorf("accepted: %+v", near)
+		}
+	}
+	if _, err := guard.New[string](store, "g", guard.Policy{TTL: time.Minute, Beta: -2}); err == nil {
+		t.Error("a negative Beta was accepted")
+	}
+}
