@@ -13,7 +13,7 @@ func (s *Redis) Set(ctx context.Context, key string, e *Entry) error {
 	wake := Message{Signal: Filled, Token: e.Version}
 	bytes := e.Encode()
 	return s.change(ctx, key, "set", setScript,
-		[]string{names.entry, names.lease, names.tries, names.pause},
+		[]string{names.entry, names.lease, names.tries, names.pause, names.failures},
 		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish, s.keys.invalidations(), key)
 }
 
@@ -36,7 +36,7 @@ func (s *Redis) Reset(ctx context.Context, key string) error {
 	names := s.keys.names(key)
 	wake := Message{Signal: Released, Token: s.minter.Token()}
 	return s.orLater("reset", s.runOnly(ctx, names.tries, "reset", resetScript,
-		[]string{names.tries, names.pause}, names.wake, wake.Encode(), s.publish))
+		[]string{names.tries, names.pause, names.failures}, names.wake, wake.Encode(), s.publish))
 }
 
 func (s *Redis) deleted() []byte {

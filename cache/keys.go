@@ -62,7 +62,7 @@ func (s keyspace) alivePrefix() string { return s.namespace + ":alive:" }
 func (s keyspace) invalidations() string { return s.namespace + ":invalidations" }
 
 // names are all names of one key.
-type names struct{ entry, lease, tries, pause, failedPrefix, wake string }
+type names struct{ entry, lease, tries, pause, failures, failedPrefix, wake string }
 
 func (s keyspace) names(k string) names {
 	e := s.entry(k)
@@ -71,6 +71,7 @@ func (s keyspace) names(k string) names {
 		lease:        e + ":lease",
 		tries:        e + ":tries",
 		pause:        e + ":pause",
+		failures:     e + ":failures",
 		failedPrefix: e + ":failed:",
 		wake:         e + ":wake",
 	}

@@ -69,7 +69,7 @@ func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Toke
 		return Answer{}, err
 	}
 	token := s.minter.Token()
-	keys := []string{names.entry, names.lease, names.tries, names.pause, names.failed(ask.LastHeld)}
+	keys := []string{names.entry, names.lease, names.tries, names.pause, names.failed(ask.LastHeld), names.failures}
 	args := []any{
 		token[:], ask.TTL.Milliseconds(), ask.Seen, optional(ask.LastHeld), optional(ask.Suspect), optional(over),
 		ask.MaxAttempts, ask.Window.Milliseconds(), s.keys.alivePrefix(), s.livenessArg(),
@@ -150,7 +150,7 @@ func parseAcquire(reply any) (Answer, error) {
 		return Answer{Verdict: Quarantined, TTL: r.millis(1)}, r.err
 	case "granted":
 		lease := NewLease("", Token{})
-		lease.TakenOver, lease.Attempt = r.number(1) == 1, int(r.number(2))
+		lease.TakenOver, lease.Attempt, lease.Failures = r.number(1) == 1, int(r.number(2)), int(r.number(3))
 		return Answer{Verdict: Granted, Lease: lease}, r.err
 	default:
 		return Answer{}, fmt.Errorf("%w: acquire answered %q", ErrDamaged, word)
@@ -202,7 +202,7 @@ func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
 	wake := Message{Signal: Filled, Token: l.Token}
 	bytes := e.Encode()
 	return s.giveBack(ctx, l, "fill", fillScript,
-		[]string{names.entry, names.lease, names.tries, names.pause},
+		[]string{names.entry, names.lease, names.tries, names.pause, names.failures},
 		l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish)
 }
 
@@ -224,7 +224,7 @@ func (s *Redis) Fail(ctx context.Context, l *Lease, failure []byte, pause time.D
 		pause = max(pause, time.Millisecond)
 	}
 	return s.giveBack(ctx, l, "fail", failScript,
-		[]string{names.lease, names.tries, names.pause, names.failed(l.Token)},
+		[]string{names.lease, names.tries, names.pause, names.failed(l.Token), names.failures},
 		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish)
 }
 

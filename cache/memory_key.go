@@ -18,6 +18,8 @@ type memoryKey struct {
 	triesEnd  time.Time          // once no lease renews them
 	pause     []byte             // the failure
 	pauseEnds time.Time          // zero: no pause
+	failures  int                // in a row, with a pause
+	failEnds  time.Time          // when they are forgotten
 	failed    map[Token]memoryFailure
 
 	watches map[*Watch]struct{}
@@ -51,7 +53,7 @@ func (k *memoryKey) cost() int64 {
 }
 
 func (k *memoryKey) empty() bool {
-	return k.entry == nil && k.lease == nil && len(k.tries) == 0 && k.pauseEnds.IsZero() &&
+	return k.entry == nil && k.lease == nil && len(k.tries) == 0 && k.pauseEnds.IsZero() && k.failures == 0 &&
 		len(k.failed) == 0 && len(k.watches) == 0
 }
 
@@ -65,6 +67,9 @@ func (k *memoryKey) purge(now time.Time) {
 	}
 	if passed(k.pauseEnds, now) {
 		k.endPause()
+	}
+	if k.failures > 0 && passed(k.failEnds, now) {
+		k.failures = 0
 	}
 	for token, f := range k.failed {
 		if passed(f.ends, now) {
@@ -107,6 +112,7 @@ func (l *memoryLease) stopTimer() {
 // forgive ends a quarantine and a pause.
 func (k *memoryKey) forgive() {
 	k.tries = nil
+	k.failures = 0
 	k.endPause()
 }
 

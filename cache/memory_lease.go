@@ -51,7 +51,7 @@ func (m *Memory) grant(k *memoryKey, ask *Ask, now time.Time) *Lease {
 	}
 	k.tries[lease.Token] = struct{}{}
 	k.triesEnd = now.Add(ask.Window)
-	lease.TakenOver, lease.Attempt = takenOver, len(k.tries)
+	lease.TakenOver, lease.Attempt, lease.Failures = takenOver, len(k.tries), k.failures
 
 	ml := &memoryLease{
 		lease: lease, owner: m, ttl: ask.TTL, window: ask.Window,
@@ -95,6 +95,8 @@ func (m *Memory) Fail(ctx context.Context, l *Lease, failure []byte, pause time.
 		k.tries = nil
 		if pause > 0 {
 			k.pause, k.pauseEnds = failure, now.Add(pause)
+			k.failures++
+			k.failEnds = now.Add(2*pause + time.Minute)
 		}
 		k.publish(Message{Signal: FailedSignal, Token: l.Token, Body: bytes.Clone(failure)})
 		return nil

@@ -31,7 +31,9 @@ type Store interface {
 
 	// Fail gives the lease back without an outcome and tells whoever waits why.
 	// With a pause above zero nobody is granted a lease of the key until it has
-	// passed. It answers false, and changes nothing, when the lease is gone.
+	// passed, and the failure counts as one in a row (Lease.Failures) until a Fill,
+	// Set or Reset, or for a while after the pause. It answers false, and changes
+	// nothing, when the lease is gone.
 	Fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error)
 
 	// Release gives the lease back without any outcome: the next caller fetches.
@@ -139,6 +141,7 @@ type Lease struct {
 	Token     Token
 	TakenOver bool // from a holder that died
 	Attempt   int  // 1 for the first attempt since the last outcome, fleet-wide
+	Failures  int  // failures in a row, fleet-wide, that asked for a pause
 
 	once sync.Once
 	lost chan struct{}

@@ -247,7 +247,7 @@ func TestChangeThatWasNotAnsweredSaysThatItMayStillHappen(t *testing.T) {
 }
 
 // losing loses the answers of the next so many acquires, after they were carried
-// out. Acquire is the one script of five keys.
+// out. Acquire is the one script of six keys.
 type losing struct{ n atomic.Int32 }
 
 func (l *losing) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -255,7 +255,7 @@ func (l *losing) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (l *losing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if err == nil && len(cmd.Args()) > 2 && cmd.Args()[2] == 5 && l.n.Add(-1) >= 0 {
+		if err == nil && len(cmd.Args()) > 2 && cmd.Args()[2] == 6 && l.n.Add(-1) >= 0 {
 			cmd.SetErr(io.ErrUnexpectedEOF)
 			return io.ErrUnexpectedEOF
 		}

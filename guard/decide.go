@@ -76,6 +76,15 @@ func freshFor(ttl time.Duration, jitter float64) time.Duration {
 	return max(ttl, time.Millisecond)
 }
 
+// errorPause doubles with each failure in a row before this one.
+func errorPause(p *Policy, failures int) time.Duration {
+	pause := p.ErrorPause
+	for ; failures > 0 && pause < p.MaxErrorPause; failures-- {
+		pause *= 2
+	}
+	return min(pause, p.MaxErrorPause)
+}
+
 // lifetime is a value's two bounds as they go into its header. A value that may
 // be shared only with those who wait for it is gone as soon as can be.
 func lifetime(f *fill, p *Policy) (fresh, hard time.Duration) {

@@ -21,10 +21,12 @@ type engine struct {
 	// numbers orders callers and commands of this process: clocks can tie.
 	numbers atomic.Uint64
 
+	counters  counters
 	near      *near   // nil: none
 	flights   flights // callers wait for these
 	refreshes flights // nobody waits for these
 	locals    flights // callers of keys whose values are too large to store
+	forced    flights // callers of Refresh
 	unguarded chan struct{}
 
 	ctx    context.Context // ends with Close
@@ -50,18 +52,39 @@ func (e *engine) storeKey(key string) string { return e.name + ":" + key }
 // tick draws a number: greater than all drawn before it, in any goroutine.
 func (e *engine) tick() uint64 { return e.numbers.Add(1) }
 
-func (e *engine) allFlights() []*flights { return []*flights{&e.flights, &e.refreshes, &e.locals} }
+func (e *engine) allFlights() []*flights {
+	return []*flights{&e.flights, &e.refreshes, &e.locals, &e.forced}
+}
 
-// load is one call of Get or Load.
+// load is one call of Get, Load or Refresh.
 func (e *engine) load(c call) *outcome {
+	o := e.pursue(c)
+	if errors.Is(o.err, ErrWaitTimeout) && e.policy.OnWaitTimeout == StaleOrFetch {
+		o = e.insteadOfWaiting(c, o.err)
+	}
+	e.counters.served(o, c.ctx.Err() != nil)
+	return o
+}
+
+// pursue goes round until there is an outcome for this caller.
+func (e *engine) pursue(c call) *outcome {
 	if o := e.endedFor(c.ctx, nil); o != nil {
 		return o
 	}
 	var (
 		num    uint64 // this caller's, drawn when it first needs one
+		fs     = &e.flights
 		waited = newPatience(e.policy.WaitTimeout)
+		soft   = newPatience(e.policy.SoftTimeout)
 	)
 	defer waited.stop()
+	defer soft.stop()
+	if c.force {
+		fs = &e.forced
+	}
+	if e.policy.SoftTimeout == 0 {
+		soft.stop()
+	}
 	for round := 0; ; round++ {
 		// While the key has a flight a newcomer joins it unread: the sharing rule
 		// says whether its outcome will do, and commands don't grow with callers.
@@ -71,12 +94,14 @@ func (e *engine) load(c call) *outcome {
 			t = e.near.ticket(c.key)
 		}
 		o := &outcome{then: fetch}
-		if round > 0 || !e.flights.has(c.key) {
+		if round > 0 || !fs.has(c.key) {
 			rd = e.read(c)
-			if o = e.endedFor(c.ctx, rd.err); o != nil {
+			if o := e.endedFor(c.ctx, rd.err); o != nil {
 				return o
 			}
-			o = e.judge(rd, c)
+			if !c.force {
+				o = e.judge(rd, c)
+			}
 		}
 		if o.then == fetch {
 			if within(c.ctx, e, c.key) {
@@ -85,7 +110,8 @@ func (e *engine) load(c call) *outcome {
 			if num == 0 {
 				num = e.tick()
 			}
-			o = e.share(c, num, &e.flights, waited, func(f *flight) *outcome { return e.fly(&e.flights, f, c, rd) })
+			o = e.share(sharing{call: c, num: num, fs: fs, waited: waited, soft: soft, rd: &rd},
+				func(f *flight) *outcome { return e.fly(fs, f, c, rd) })
 		}
 		if o.then == fetchLocal {
 			o = e.shareLocally(c, waited)
@@ -101,6 +127,9 @@ func (e *engine) load(c call) *outcome {
 		}
 		if e.near != nil && o.err == nil && o.stored && o.source != Stale {
 			e.near.put(c.key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta))
+		}
+		if c.force {
+			return o
 		}
 		return e.mask(c, o, rd)
 	}
@@ -166,44 +195,47 @@ func (e *engine) judge(rd read, c call) *outcome {
 	return o
 }
 
-// share waits for the key's flight among fs, as its first caller, who brings
-// what it runs, or a later one, until there is an outcome that the caller of the
-// given number may have.
-func (e *engine) share(c call, num uint64, fs *flights, waited *patience, run func(*flight) *outcome) *outcome {
-	f, result, first := fs.join(c.key, num, run)
+// A sharing is one caller's wait for a flight.
+type sharing struct {
+	call
+	num          uint64 // the caller's
+	fs           *flights
+	waited, soft *patience
+	rd           *read // what the caller has read, for when it takes long; nil: not asked for
+}
+
+// share waits for the key's flight among s.fs, as its first caller, who brings
+// what it runs, or a later one, until there is an outcome that the caller may
+// have.
+func (e *engine) share(s sharing, run func(*flight) *outcome) *outcome {
+	f, result, first := s.fs.join(s.key, s.num, run)
 	if f == nil {
 		return &outcome{err: ErrClosed}
 	}
-	defer fs.leave(f, num)
+	defer s.fs.leave(f, s.num)
 	superseded := f.superseded
 	for {
 		select {
 		case res := <-result:
-			o := res.Val.(*outcome)
-			switch {
-			case num >= o.moment:
-				return goRound()
-			case o.private && !first:
-				return &outcome{then: fetchAlone}
-			case first || o.source != Fetched:
-				return o
-			}
-			others := *o
-			others.source = Waited
-			return &others
+			return res.Val.(*outcome).forCaller(s.num, first)
 		case <-superseded:
-			if !fs.servesLate(f, num) {
+			if !s.fs.servesLate(f, s.num) {
 				return goRound()
 			}
 			superseded = nil
-		case <-c.ctx.Done():
-			return &outcome{err: context.Cause(c.ctx)}
-		case <-waited.over():
-			if first && fs.leading(f) {
-				waited.stop() // it waits for its own fetch, which has a bound of its own
+		case <-s.ctx.Done():
+			return &outcome{err: context.Cause(s.ctx)}
+		case <-s.soft.over():
+			s.soft.stop()
+			if o := e.mask(s.call, &outcome{err: errSoftTimeout}, *s.rd); o.err == nil {
+				return o
+			}
+		case <-s.waited.over():
+			if first && s.fs.leading(f) {
+				s.waited.stop() // it waits for its own fetch, which has a bound of its own
 				continue
 			}
-			return &outcome{err: fmt.Errorf("%w (%v) for %q", ErrWaitTimeout, e.policy.WaitTimeout, c.key)}
+			return &outcome{err: fmt.Errorf("%w (%v) for %q", ErrWaitTimeout, e.policy.WaitTimeout, s.key)}
 		}
 	}
 }
@@ -213,7 +245,8 @@ func (e *engine) share(c call, num uint64, fs *flights, waited *patience, run fu
 func (e *engine) shareLocally(c call, waited *patience) *outcome {
 	num := e.tick()
 	for {
-		o := e.share(c, num, &e.locals, waited, func(f *flight) *outcome { return e.local(f, c) })
+		o := e.share(sharing{call: c, num: num, fs: &e.locals, waited: waited, soft: &patience{off: true}},
+			func(f *flight) *outcome { return e.local(f, c) })
 		if o.then != fetch {
 			return o
 		}
@@ -224,8 +257,7 @@ func (e *engine) shareLocally(c call, waited *patience) *outcome {
 // if it has read nothing yet, it does now. Either was sent for after it came, so
 // this needs no sharing rule.
 func (e *engine) mask(c call, o *outcome, rd read) *outcome {
-	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil ||
-		errors.Is(o.err, ErrNotFound) || errors.Is(o.err, ErrClosed) {
+	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o.err) {
 		return o
 	}
 	if rd.reading == nil && rd.err == nil {
@@ -244,15 +276,34 @@ func (e *engine) mask(c call, o *outcome, rd read) *outcome {
 	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
+// maskable reports whether a stale value may stand in for the error.
+func (e *engine) maskable(err error) bool {
+	switch {
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed):
+		return false
+	case errors.Is(err, ErrWaitTimeout):
+		return e.policy.OnWaitTimeout != ErrorAlways
+	case errors.Is(err, errSoftTimeout), e.policy.StaleOn == nil:
+		return true
+	}
+	return e.policy.StaleOn(err)
+}
+
+// errSoftTimeout is never returned: it is masked, or the wait goes on.
+var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftTimeout")
+
 // refresh starts the background flight of a key unless there is one.
 func (e *engine) refresh(c call, r *cache.Reading) {
-	f, _, _ := e.refreshes.join(c.key, 0, func(f *flight) *outcome {
+	f, _, first := e.refreshes.join(c.key, 0, func(f *flight) *outcome {
 		o := e.fly(&e.refreshes, f, c, read{reading: r})
 		if o.err != nil {
 			e.observe(Event{Kind: cache.RefreshFailed, Key: c.key, Err: o.err})
 		}
 		return o
 	})
+	if first {
+		e.counters.refreshes.Add(1)
+	}
 	if f != nil {
 		e.refreshes.leave(f, 0)
 	}

@@ -17,12 +17,14 @@ type (
 
 // observe reports an event, if anybody wants to know.
 func (e *engine) observe(ev Event) {
+	e.counters.event(ev.Kind)
 	if e.policy.Observer != nil {
 		e.tell(ev)
 	}
 }
 
 func (e *engine) observeAs(kind cache.EventKind, ev Event) {
+	e.counters.event(kind)
 	if e.policy.Observer != nil {
 		ev.Kind = kind
 		e.tell(ev)

@@ -197,7 +197,7 @@ func (p *pursuit) fill(ctx context.Context, lease *cache.Lease, start uint64, en
 func (p *pursuit) fail(ctx context.Context, lease *cache.Lease, start uint64, cause error) *outcome {
 	pause, asked := PauseOf(cause)
 	if !asked && p.policy.ErrorPause != Off && (p.background || servableIfError(p.known, 0)) {
-		pause = p.policy.ErrorPause
+		pause = errorPause(&p.policy, lease.Failures)
 	}
 	pause = min(pause, cache.MaxTTL)
 	o := &outcome{err: cause, moment: p.tick()}
@@ -243,6 +243,11 @@ func (e *engine) alone(c call) *outcome {
 	if within(c.ctx, e, c.key) {
 		return &outcome{err: reentrant(c.key)}
 	}
+	return e.forOneself(c, Fetched)
+}
+
+// forOneself fetches for one caller, on its own context, and stores nothing.
+func (e *engine) forOneself(c call, source Source) *outcome {
 	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, idempotencyKey: randomKey(), private: true}
 	r := e.runFetch(c.ctx, c, f, nil, nil, e.ctx.Done())
 	if r.err != nil {
@@ -250,7 +255,22 @@ func (e *engine) alone(c call) *outcome {
 			return o
 		}
 	}
-	return &outcome{value: r.value, err: r.err, source: Fetched}
+	return &outcome{value: r.value, err: r.err, source: source}
+}
+
+// insteadOfWaiting is StaleOrFetch's fetch, bounded with those that run while
+// Redis is away.
+func (e *engine) insteadOfWaiting(c call, why error) *outcome {
+	select {
+	case e.unguarded <- struct{}{}:
+		defer func() { <-e.unguarded }()
+	case <-c.ctx.Done():
+		return &outcome{err: context.Cause(c.ctx)}
+	case <-e.ctx.Done():
+		return &outcome{err: ErrClosed}
+	}
+	e.observe(Event{Kind: cache.Unguarded, Key: c.key, Err: why})
+	return e.forOneself(c, UnguardedFetch)
 }
 
 func reentrant(key string) error { return fmt.Errorf("%w: %q", ErrReentrant, key) }

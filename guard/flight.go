@@ -219,6 +219,7 @@ func (p *pursuit) held(a cache.Answer) {
 func (p *pursuit) wait(a cache.Answer) *outcome {
 	if p.watch == nil {
 		p.waitSince = time.Now()
+		p.f.waiting.Store(true)
 		p.observe(Event{Kind: cache.WaitBegan, Key: p.call.key, Token: a.Holder})
 		p.watch = p.store.Watch(p.storeKey(p.call.key))
 	}

@@ -5,6 +5,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -29,6 +30,8 @@ type flights struct {
 type flight struct {
 	superseded chan struct{} // closed: newcomers, and callers it can't serve, go elsewhere
 	unwanted   chan struct{} // closed: lost its lease, and nobody can use its result
+	began      time.Time
+	waiting    atomic.Bool // for another process
 
 	// Guarded by flights.mu.
 	before, after int    // callers who may have the fetch's result whatever happens, and others
@@ -48,7 +51,7 @@ func (fs *flights) join(key string, num uint64, run func(*flight) *outcome) (f *
 	}
 	f = fs.live[key]
 	if first = f == nil; first {
-		f = &flight{superseded: make(chan struct{}), unwanted: make(chan struct{})}
+		f = &flight{superseded: make(chan struct{}), unwanted: make(chan struct{}), began: time.Now()}
 		fs.live[key] = f
 		fs.flying.Add(1)
 		fs.wg.Add(1)
@@ -189,6 +192,22 @@ type outcome struct {
 	refresh *cache.Reading
 }
 
+// forCaller is what of a flight's outcome the caller of a number may have: the
+// sharing rule, and whose a private value is.
+func (o *outcome) forCaller(num uint64, first bool) *outcome {
+	switch {
+	case num >= o.moment:
+		return goRound()
+	case o.private && !first:
+		return &outcome{then: fetchAlone}
+	case first || o.source != Fetched:
+		return o
+	}
+	others := *o
+	others.source = Waited
+	return &others
+}
+
 // always is the moment of outcomes that say nothing of the value.
 const always = ^uint64(0)
 
@@ -199,5 +218,6 @@ func goRound() *outcome { return &outcome{then: fetch, moment: always} }
 type call struct {
 	ctx   context.Context
 	key   string // the user's
+	force bool   // fetch even if what is stored is fresh
 	fetch func(context.Context, *fill) (any, error)
 }

@@ -88,16 +88,20 @@ func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, 
 	if v, _, ok := g.nearValue(ctx, key); ok {
 		return v, nil
 	}
-	return g.get(ctx, key, fetch)
+	return g.get(call{ctx: ctx, key: key, fetch: plain(fetch)})
 }
 
-// get is Get past the near cache; apart from it, as its closure costs an
-// allocation.
-func (g *Guard[V]) get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	o := g.engine.load(call{ctx, key, func(ctx context.Context, _ *fill) (any, error) {
+// plain is a fetch for the engine.
+func plain[V any](fetch FetchFunc[V]) func(context.Context, *fill) (any, error) {
+	return func(ctx context.Context, _ *fill) (any, error) {
 		v, err := fetch(ctx)
 		return &v, err
-	}})
+	}
+}
+
+// get is what Get does past the near cache.
+func (g *Guard[V]) get(c call) (V, error) {
+	o := g.engine.load(c)
 	if o.err != nil {
 		var zero V
 		return zero, o.err
@@ -121,7 +125,7 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 		age := n.entry.Age + time.Since(n.at)
 		return Result[V]{Value: v, Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
 	}
-	o := g.engine.load(call{ctx, key, func(ctx context.Context, f *fill) (any, error) {
+	o := g.engine.load(call{ctx: ctx, key: key, fetch: func(ctx context.Context, f *fill) (any, error) {
 		fl := Fill[V]{
 			Attempt: f.attempt, IdempotencyKey: f.idempotencyKey,
 			TTL: f.ttl, StaleFor: f.staleFor, Private: f.private,
@@ -132,6 +136,14 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 		return &v, err
 	}})
 	return g.resultOf(o)
+}
+
+// Refresh fetches the value anew, once for the fleet, even if what is stored is
+// fresh, and returns it: the outcome of a fetch, or a Set, that was not over when
+// Refresh was called. Everybody else is served what is stored meanwhile. Errors
+// as of Get; a stale value doesn't stand in for them.
+func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
+	return g.get(call{ctx: ctx, key: key, force: true, fetch: plain(fetch)})
 }
 
 // Peek returns what is stored, fresh or stale, and never fetches. Errors:

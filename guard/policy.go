@@ -29,6 +29,21 @@ const (
 	FailClosed
 )
 
+// OnWaitTimeout says what callers get who have waited for Policy.WaitTimeout.
+type OnWaitTimeout byte
+
+const (
+	// StaleOrError gives the stale value if StaleIfError allows it, else
+	// ErrWaitTimeout.
+	StaleOrError OnWaitTimeout = iota
+	// ErrorAlways gives ErrWaitTimeout.
+	ErrorAlways
+	// StaleOrFetch gives the stale value if StaleIfError allows it, else lets the
+	// caller fetch for itself, without a lease: at most Policy.MaxUnguarded such
+	// fetches run at once in the process. What is fetched so is not stored.
+	StaleOrFetch
+)
+
 // A Policy says for how long values are good and what happens when they are not
 // to be had. The zero value of each field but TTL means its default. Durations
 // are honoured to the millisecond.
@@ -76,8 +91,23 @@ type Policy struct {
 	Bypass time.Duration
 
 	// ErrorPause is how long a failing refresh isn't tried again, by anybody,
-	// while there is a stale value to serve. Default 1 s; Off tries at once.
+	// while there is a stale value to serve. It doubles with each failure in a row,
+	// up to MaxErrorPause. Default 1 s; Off tries at once.
 	ErrorPause time.Duration
+
+	// MaxErrorPause bounds the doubling. Default the larger of 30 s and
+	// ErrorPause.
+	MaxErrorPause time.Duration
+
+	// StaleOn says which errors a stale value may stand in for (StaleIfError,
+	// SoftTimeout aside). ErrNotFound, ErrClosed, and the end of the caller's own
+	// context are never masked, and are not asked about. Default all others.
+	StaleOn func(error) bool
+
+	// SoftTimeout is how long a call waits for a fetch before it is given a stale
+	// value instead, if there is one that StaleIfError allows; the fetch goes on
+	// and is stored. Default 0: for as long as it takes.
+	SoftTimeout time.Duration
 
 	// FetchTimeout bounds a fetch: its context ends then, and callers get
 	// ErrFetchTimeout whether it heeds that or not. Default 30 s.
@@ -101,6 +131,9 @@ type Policy struct {
 	// runs; the caller's context may end the wait sooner. Default FetchTimeout
 	// plus Lease: when a holder must have given up.
 	WaitTimeout time.Duration
+
+	// OnWaitTimeout says what a call gets then. Default StaleOrError.
+	OnWaitTimeout OnWaitTimeout
 
 	// WhenUnavailable says what callers get while Redis is away. Default
 	// FailOpen.
@@ -143,6 +176,7 @@ func (p Policy) withDefaults() Policy {
 	def(&p.Negative, min(p.TTL, 5*time.Second))
 	def(&p.Bypass, 2*time.Minute)
 	def(&p.ErrorPause, time.Second)
+	def(&p.MaxErrorPause, max(30*time.Second, p.ErrorPause))
 	def(&p.FetchTimeout, 30*time.Second)
 	def(&p.Lease, 5*time.Second)
 	def(&p.MaxAttempts, 3)
@@ -181,6 +215,8 @@ func (p Policy) validate() error {
 	if p.ErrorPause != Off {
 		atLeast("ErrorPause", p.ErrorPause, time.Millisecond)
 	}
+	atLeast("MaxErrorPause", p.MaxErrorPause, max(p.ErrorPause, time.Millisecond))
+	atLeast("SoftTimeout", p.SoftTimeout, 0)
 	atLeast("FetchTimeout", p.FetchTimeout, time.Millisecond)
 	atLeast("Lease", p.Lease, 10*time.Millisecond)
 	atLeast("WaitTimeout", p.WaitTimeout, time.Millisecond)
@@ -189,7 +225,7 @@ func (p Policy) validate() error {
 	}
 	for name, d := range map[string]time.Duration{
 		"TTL plus Stale": p.TTL + p.Stale, "TTL plus StaleIfError": p.TTL + p.StaleIfError,
-		"Negative": p.Negative, "Bypass": p.Bypass, "Quarantine": p.Quarantine, "ErrorPause": p.ErrorPause,
+		"Negative": p.Negative, "Bypass": p.Bypass, "Quarantine": p.Quarantine, "MaxErrorPause": p.MaxErrorPause,
 	} {
 		if d > cache.MaxTTL {
 			bad("%s is %v, can be at most %v", name, d, cache.MaxTTL)
@@ -215,6 +251,9 @@ func (p Policy) validate() error {
 	}
 	if p.CompressAbove < 0 {
 		bad("CompressAbove is %d, must not be negative", p.CompressAbove)
+	}
+	if p.OnWaitTimeout > StaleOrFetch {
+		bad("OnWaitTimeout is %d, must be StaleOrError, ErrorAlways or StaleOrFetch", p.OnWaitTimeout)
 	}
 	if p.WhenUnavailable > FailClosed {
 		bad("WhenUnavailable is %d, must be FailOpen or FailClosed", p.WhenUnavailable)

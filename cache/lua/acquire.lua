@@ -1,6 +1,6 @@
 -- acquire: ask for the right to fetch a key.
 --
--- KEYS  1 entry  2 lease  3 tries  4 pause  5 failed:<last-held>
+-- KEYS  1 entry  2 lease  3 tries  4 pause  5 failed:<last-held>  6 failures
 -- ARGV  1 token                 a new one for each call, 16 bytes
 --       2 lease TTL             ms
 --       3 seen                  first bytes of the entry as read, 16 at most; empty: none
@@ -19,7 +19,9 @@
 --   {"unsubscribed"}                the caller's own process isn't watched on this node
 --   {"held", token, pttl, u}        u: 1 if it was watched when granted and isn't now
 --   {"quarantined", pttl}           too many holders died
---   {"granted", taken over, tries}  taken over: 1 if the holder before had died
+--   {"granted", taken over, tries, failures}
+--                                   taken over: 1 if the holder before had died;
+--                                   failures: those in a row that asked for a pause
 
 local token, seen, suspect, over = ARGV[1], ARGV[3], ARGV[5], ARGV[6]
 
@@ -84,4 +86,4 @@ else
 end
 redis.call('SADD', KEYS[3], token)
 redis.call('PEXPIRE', KEYS[3], ARGV[8])
-return {'granted', takenover, redis.call('SCARD', KEYS[3])}
+return {'granted', takenover, redis.call('SCARD', KEYS[3]), tonumber(redis.call('GET', KEYS[6]) or 0)}

@@ -1,6 +1,6 @@
 -- fail: give a lease back without an outcome and say why, if it is still held.
 --
--- KEYS  1 lease  2 tries  3 pause  4 failed:<token>
+-- KEYS  1 lease  2 tries  3 pause  4 failed:<token>  5 failures
 -- ARGV  1 token  2 failure  3 ms to keep the failure  4 pause, ms; 0: none
 --       5 wake channel  6 wake message without its body  7 PUBLISH or SPUBLISH
 --
@@ -12,7 +12,12 @@ if not lease or lease:sub(1, 16) ~= ARGV[1] then
   return 0
 end
 redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
-if ARGV[4] ~= '0' then redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[4]) end
+if ARGV[4] ~= '0' then
+  redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[4])
+  -- Failures count as in a row while each comes soon after the pause of the last.
+  redis.call('INCR', KEYS[5])
+  redis.call('PEXPIRE', KEYS[5], 2 * ARGV[4] + 60000)
+end
 redis.call('DEL', KEYS[1], KEYS[2])
 redis.pcall(ARGV[7], ARGV[5], ARGV[6] .. ARGV[2])
 return 1

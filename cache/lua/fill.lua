@@ -1,6 +1,6 @@
 -- fill: store a lease's outcome and give the lease back, if it is still held.
 --
--- KEYS  1 entry  2 lease  3 tries  4 pause
+-- KEYS  1 entry  2 lease  3 tries  4 pause  5 failures
 -- ARGV  1 token  2 entry bytes  3 hard TTL, ms  4 wake channel
 --       5 wake message without its body  6 1 if the entry rides in the message
 --       7 PUBLISH or SPUBLISH
@@ -13,6 +13,6 @@ if not lease or lease:sub(1, 16) ~= ARGV[1] then
   return 0
 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 redis.pcall(ARGV[7], ARGV[4], ARGV[5] .. (ARGV[6] == '1' and ARGV[2] or ''))
 return 1

@@ -1,7 +1,7 @@
 -- set: store an entry that no lease produced. It ends any lease and pause, and
 -- forgives the key's failed attempts.
 --
--- KEYS  1 entry  2 lease  3 tries  4 pause
+-- KEYS  1 entry  2 lease  3 tries  4 pause  5 failures
 -- ARGV  1 entry bytes  2 hard TTL, ms  3 wake channel
 --       4 wake message without its body  5 1 if the entry rides in the message
 --       6 PUBLISH or SPUBLISH  7 channel of invalidations  8 key as users name it
@@ -9,7 +9,7 @@
 -- Replies 1.
 
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 redis.pcall(ARGV[6], ARGV[3], ARGV[4] .. (ARGV[5] == '1' and ARGV[1] or ''))
 redis.pcall('PUBLISH', ARGV[7], ARGV[8])
 return 1

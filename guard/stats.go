@@ -1,0 +1,182 @@
+package guard
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// Stats is what a guard has done in this process since it was made. Numbers are
+// of calls or events, and consistent each by itself.
+type Stats struct {
+	NearHits  uint64 // served from the near cache
+	RedisHits uint64 // served from the store, fresh
+	Stale     uint64 // served stale
+	Fetched   uint64 // served by a fetch of the call's own
+	Waited    uint64 // served by another caller's fetch, here or in another process
+
+	Fetches      uint64 // fetches begun in this process
+	FetchErrors  uint64
+	Refreshes    uint64 // background flights begun, in this process
+	Unguarded    uint64 // fetches without a lease, as the store was away
+	FillsRefused uint64 // outcomes that could not be stored: their lease was gone, or the store full
+	TooLarge     uint64 // values over Policy.MaxBytes
+	LeasesLost   uint64
+	Takeovers    uint64 // leases taken over from holders that died
+	Damaged      uint64 // entries that could not be read
+
+	Errors ErrorStats
+
+	NearEntries   int    // in the near cache now, about
+	NearEvictions uint64 // by its bounds
+	NearBypasses  uint64 // lookups while invalidations might have been missed
+
+	// InFlight is what is under way now.
+	InFlight []Flight
+}
+
+// ErrorStats counts what callers were given besides values.
+type ErrorStats struct {
+	NotFound, Fetch, Remote, Panic, FetchTimeout, WaitTimeout uint64
+	Quarantined, Unavailable, Closed, Context, Other          uint64
+}
+
+// A Flight is one pursuit of a key in this process.
+type Flight struct {
+	Key  string // empty if Policy.HideKeys
+	Role string // "fetching", "waiting" or "asking"; "refreshing" in the background
+	Age  time.Duration
+}
+
+// Stats returns a snapshot. It is cheap but for InFlight, which takes a lock for
+// as long as it takes to list the flights.
+func (g *Guard[V]) Stats() Stats {
+	e := g.engine
+	c := &e.counters
+	s := Stats{
+		RedisHits: c.redisHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
+		Fetches: c.fetches.Load(), FetchErrors: c.fetchErrors.Load(), Refreshes: c.refreshes.Load(),
+		Unguarded: c.unguarded.Load(), FillsRefused: c.fillsRefused.Load(), TooLarge: c.tooLarge.Load(),
+		LeasesLost: c.leasesLost.Load(), Takeovers: c.takeovers.Load(), Damaged: c.damaged.Load(),
+		Errors: ErrorStats{
+			NotFound: c.errNotFound.Load(), Fetch: c.errFetch.Load(), Remote: c.errRemote.Load(), Panic: c.errPanic.Load(),
+			FetchTimeout: c.errFetchTimeout.Load(), WaitTimeout: c.errWaitTimeout.Load(), Quarantined: c.errQuarantined.Load(),
+			Unavailable: c.errUnavailable.Load(), Closed: c.errClosed.Load(), Context: c.errContext.Load(), Other: c.errOther.Load(),
+		},
+	}
+	if e.near != nil {
+		snapshot := e.near.hits.Snapshot()
+		s.NearBypasses = e.near.bypasses.Load()
+		s.NearHits = snapshot.Hits - min(snapshot.Hits, s.NearBypasses)
+		s.NearEvictions = snapshot.Evictions
+		s.NearEntries = e.near.values.EstimatedSize()
+	}
+	for _, fs := range e.allFlights() {
+		s.InFlight = append(s.InFlight, fs.list(fs == &e.refreshes, e.policy.HideKeys)...)
+	}
+	return s
+}
+
+// list describes the flights.
+func (fs *flights) list(background, hideKeys bool) []Flight {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	all := make([]Flight, 0, len(fs.live))
+	for key, f := range fs.live {
+		d := Flight{Key: key, Role: "asking", Age: time.Since(f.began)}
+		switch {
+		case background:
+			d.Role = "refreshing"
+		case f.fetchMoment != 0:
+			d.Role = "fetching"
+		case f.waiting.Load():
+			d.Role = "waiting"
+		}
+		if hideKeys {
+			d.Key = ""
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+type counters struct {
+	redisHits, stale, fetched, waited                      atomic.Uint64
+	fetches, fetchErrors, refreshes, unguarded             atomic.Uint64
+	fillsRefused, tooLarge, leasesLost, takeovers, damaged atomic.Uint64
+	errNotFound, errFetch, errRemote, errPanic             atomic.Uint64
+	errFetchTimeout, errWaitTimeout, errQuarantined        atomic.Uint64
+	errUnavailable, errClosed, errContext, errOther        atomic.Uint64
+}
+
+// event counts what is also told to an Observer.
+func (c *counters) event(kind cache.EventKind) {
+	switch kind {
+	case cache.FetchStarted:
+		c.fetches.Add(1)
+	case cache.FetchFailed:
+		c.fetchErrors.Add(1)
+	case cache.Unguarded:
+		c.unguarded.Add(1)
+	case cache.FillRefused:
+		c.fillsRefused.Add(1)
+	case cache.FillTooLarge:
+		c.tooLarge.Add(1)
+	case cache.LeaseLost:
+		c.leasesLost.Add(1)
+	case cache.LeaseTakenOver:
+		c.takeovers.Add(1)
+	case cache.EntryDamaged:
+		c.damaged.Add(1)
+	}
+}
+
+// served counts what one call ended with.
+func (c *counters) served(o *outcome, ended bool) {
+	if o.err != nil {
+		c.failed(o.err, ended)
+		return
+	}
+	switch o.source {
+	case FromRedis:
+		c.redisHits.Add(1)
+	case Stale:
+		c.stale.Add(1)
+	case Waited:
+		c.waited.Add(1)
+	default:
+		c.fetched.Add(1)
+	}
+}
+
+// failed counts an error a caller was given; ended says that its context is over.
+func (c *counters) failed(err error, ended bool) {
+	var remote *RemoteError
+	var panicked *PanicError
+	counter := &c.errFetch
+	switch {
+	case ended:
+		counter = &c.errContext
+	case errors.Is(err, ErrNotFound):
+		counter = &c.errNotFound
+	case errors.As(err, &remote):
+		counter = &c.errRemote
+	case errors.As(err, &panicked):
+		counter = &c.errPanic
+	case errors.Is(err, ErrFetchTimeout):
+		counter = &c.errFetchTimeout
+	case errors.Is(err, ErrWaitTimeout):
+		counter = &c.errWaitTimeout
+	case errors.Is(err, ErrQuarantined):
+		counter = &c.errQuarantined
+	case errors.Is(err, ErrUnavailable):
+		counter = &c.errUnavailable
+	case errors.Is(err, ErrClosed):
+		counter = &c.errClosed
+	case errors.Is(err, ErrReentrant):
+		counter = &c.errOther
+	}
+	counter.Add(1)
+}
