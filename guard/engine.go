@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/hooks"
 )
 
 // engine is a Guard without its type: values are *V in an any.
@@ -75,7 +76,7 @@ func (e *engine) load(c call) *outcome {
 		}
 		if o.then == fetch {
 			if within(c.ctx, e, c.key) {
-				return &outcome{err: reentrant(c.key)}
+				return &outcome{err: e.reentrant(c.key)}
 			}
 			if num == 0 {
 				num = e.tick()
@@ -170,7 +171,7 @@ func (e *engine) share(c call, num uint64, fs *flights, waited *patience, run fu
 		case res := <-result:
 			o := res.Val.(*outcome)
 			switch {
-			case num >= o.moment:
+			case num >= o.moment && !hooks.SharingRuleOff.Load():
 				return goRound()
 			case o.private && !first:
 				return &outcome{then: fetchAlone}
@@ -192,7 +193,7 @@ func (e *engine) share(c call, num uint64, fs *flights, waited *patience, run fu
 				waited.stop() // it waits for its own fetch, which has a bound of its own
 				continue
 			}
-			return &outcome{err: fmt.Errorf("%w (%v) for %q", ErrWaitTimeout, e.policy.WaitTimeout, c.key)}
+			return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, e.policy.WaitTimeout, e.about(c.key))}
 		}
 	}
 }
