@@ -308,7 +308,7 @@ func (w *world) noticeFetches() {
 			if other == f || other.key != f.key || other.token == "" || w.fetchOf(other.token) == nil {
 				continue
 			}
-			if b.lost[other.token] == "" {
+			if b.lost[other.token] == "" && b.lost[f.token] == "" {
 				w.violate("P1", "fetch %s of %s starts beside %s, whose lease %s was not lost", f.name, f.key, other.name, w.tokenName(other.token))
 			}
 			b.beside++
@@ -369,8 +369,8 @@ func (b *book) gaveValue(w *world, o *op) {
 		return
 	}
 	for _, c := range b.barriers[o.key] {
-		// Expire is a barrier only where nothing stale may be served.
-		if c.kind == expire && w.plan.policy.Stale+w.plan.policy.StaleIfError > 0 {
+		// Expire is a barrier only where nothing stale may be served; Peek does.
+		if c.kind == expire && (o.kind == peek || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0) {
 			continue
 		}
 		if c.end < o.start && from < c.carriedOut {

@@ -3,6 +3,7 @@ package sim_test
 import (
 	"context"
 	"flag"
+	"os"
 	"testing"
 	"time"
 
@@ -39,6 +40,9 @@ func TestSim(t *testing.T) {
 	faults := map[string]int{}
 	var steps, fetches int
 	for s := uint64(1); s <= uint64(*seeds); s++ {
+		if testing.Verbose() && os.Getenv("SIMDBG") != "" {
+			println(s)
+		}
 		r := sim.Run(t, sim.Config{Seed: s, Scripts: scripts})
 		for _, v := range r.Violations {
 			t.Errorf("seed %d: %v", s, v)
