@@ -54,7 +54,8 @@ type Event struct {
 }
 
 // An Observer is told what happens. Observe is called from many goroutines at
-// once, on the path of the work it reports: it must be quick and not panic.
+// once, on the path of the work it reports, at times with a lock held: it must
+// be quick, must not panic, and must not call the store or the guard.
 type Observer interface {
 	Observe(Event)
 }

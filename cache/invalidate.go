@@ -14,21 +14,21 @@ func (s *Redis) Set(ctx context.Context, key string, e *Entry) error {
 	bytes := e.Encode()
 	return s.change(ctx, key, "set", setScript,
 		[]string{names.entry, names.lease, names.tries, names.pause, names.failures},
-		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish, s.keys.invalidations(), key)
+		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish(), s.keys.invalidations(), key)
 }
 
 // Delete implements [Store].
 func (s *Redis) Delete(ctx context.Context, key string) error {
 	names := s.keys.names(key)
 	return s.change(ctx, key, "delete", deleteScript,
-		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish, s.keys.invalidations(), key)
+		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish(), s.keys.invalidations(), key)
 }
 
 // Expire implements [Store].
 func (s *Redis) Expire(ctx context.Context, key string) error {
 	names := s.keys.names(key)
 	return s.change(ctx, key, "expire", expireScript,
-		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish, s.keys.invalidations(), key)
+		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish(), s.keys.invalidations(), key)
 }
 
 // Reset implements [Store].
@@ -36,7 +36,7 @@ func (s *Redis) Reset(ctx context.Context, key string) error {
 	names := s.keys.names(key)
 	wake := Message{Signal: Released, Token: s.minter.Token()}
 	return s.orLater("reset", s.runOnly(ctx, names.tries, "reset", resetScript,
-		[]string{names.tries, names.pause, names.failures}, names.wake, wake.Encode(), s.publish))
+		[]string{names.tries, names.pause, names.failures}, names.wake, wake.Encode(), s.publish()))
 }
 
 func (s *Redis) deleted() []byte {

@@ -203,7 +203,7 @@ func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
 	bytes := e.Encode()
 	return s.giveBack(ctx, l, "fill", fillScript,
 		[]string{names.entry, names.lease, names.tries, names.pause, names.failures},
-		l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish)
+		l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish())
 }
 
 // ttlArg keeps an expiry positive: Redis refuses zero.
@@ -225,7 +225,7 @@ func (s *Redis) Fail(ctx context.Context, l *Lease, failure []byte, pause time.D
 	}
 	return s.giveBack(ctx, l, "fail", failScript,
 		[]string{names.lease, names.tries, names.pause, names.failed(l.Token), names.failures},
-		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish)
+		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish())
 }
 
 // giveBack runs a script that ends a lease if it is still held.
@@ -273,7 +273,7 @@ func (s *Redis) release(ctx context.Context, key string, token Token) error {
 	wake := Message{Signal: Released, Token: token}
 	s.ledger.give(token)
 	_, err := s.runFor(ctx, names.lease, "release", releaseScript,
-		[]string{names.lease, names.tries}, token[:], names.wake, wake.Encode(), s.publish)
+		[]string{names.lease, names.tries}, token[:], names.wake, wake.Encode(), s.publish())
 	if err == nil {
 		s.ledger.forget(token)
 	} else {

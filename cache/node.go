@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -79,8 +80,6 @@ type topology interface {
 	all() []*node
 	// refresh looks again, soon, which node serves what.
 	refresh()
-	// sharded reports whether channels may belong to slots.
-	sharded() bool
 	// close ends the subscriptions and waits until they have ended. Commands
 	// still find their node.
 	close()
@@ -102,7 +101,6 @@ func (t *single) start()                     { t.n.sub.start() }
 func (t *single) node(string) (*node, error) { return t.n, nil }
 func (t *single) all() []*node               { return []*node{t.n} }
 func (t *single) refresh()                   {}
-func (t *single) sharded() bool              { return false }
 func (t *single) close()                     { t.n.sub.stop() }
 
 // cluster is the topology of a Redis Cluster: a node for each master met so
@@ -121,8 +119,6 @@ type cluster struct {
 func newClusterTopology(s *Redis, client clusterClient) *cluster {
 	return &cluster{s: s, client: client, nodes: map[string]*node{}}
 }
-
-func (t *cluster) sharded() bool { return true }
 
 func (t *cluster) all() []*node {
 	t.mu.RLock()
@@ -145,9 +141,7 @@ func (t *cluster) load(ctx context.Context) error {
 			return err
 		})
 		if err == nil {
-			t.mu.Lock()
-			t.loaded = true
-			t.mu.Unlock()
+			err = t.nowLoaded(ctx)
 		}
 		done <- err
 	})
@@ -159,6 +153,42 @@ func (t *cluster) load(ctx context.Context) error {
 	}
 }
 
+// nowLoaded begins to use the nodes that were found, the first time: it asks one
+// whether the cluster has sharded channels, before any is subscribed to.
+func (t *cluster) nowLoaded(ctx context.Context) error {
+	t.mu.RLock()
+	loaded, nodes := t.loaded, slices.Collect(maps.Values(t.nodes))
+	t.mu.RUnlock()
+	if loaded || len(nodes) == 0 {
+		return nil
+	}
+	n := nodes[0]
+	err := t.s.bounded(ctx, n, "PUBSUB SHARDNUMSUB", func(ctx context.Context) error {
+		return n.client.PubSubShardNumSub(ctx, "probe").Err()
+	})
+	switch {
+	case err == nil:
+		t.s.sharded.Store(true)
+	case !errors.Is(err, ErrRefused): // not an older Redis, but no answer
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.loaded = true
+	t.startAll()
+	return nil
+}
+
+// startAll starts the subscriptions that may be. t.mu is held.
+func (t *cluster) startAll() {
+	if !t.started || !t.loaded {
+		return
+	}
+	for _, n := range t.nodes {
+		n.sub.start()
+	}
+}
+
 // masterCheck is how often the masters are looked through for new ones, so that
 // this process is subscribed to a master before a slot arrives there.
 const masterCheck = time.Second
@@ -166,9 +196,7 @@ const masterCheck = time.Second
 func (t *cluster) start() {
 	t.mu.Lock()
 	t.started = true
-	for _, n := range t.nodes {
-		n.sub.start()
-	}
+	t.startAll()
 	t.mu.Unlock()
 	t.s.spawn(t.followMasters)
 }
@@ -245,9 +273,7 @@ func (t *cluster) forClient(c *redis.Client) (*node, error) {
 		n = newNode(t.s, addr, c, t.client.ReloadState)
 		t.nodes[addr] = n
 		t.s.feeds.down() // until its invalidations are heard, too
-		if t.started {
-			n.sub.start()
-		}
+		t.startAll()
 	}
 	return n, nil
 }

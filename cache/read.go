@@ -25,9 +25,9 @@ type batcher struct {
 }
 
 const (
-	// maxSenders batches may be under way at once: the second keeps the
-	// connection busy while the answers of the first are read.
-	maxSenders = 2
+	// maxSenders batches may be under way at once, besides full ones. A second
+	// was measured to gain nothing, and costs every cold key a command or two.
+	maxSenders = 1
 	// maxBatch keys go in one batch, so that large values don't hold up the rest
 	// for long.
 	maxBatch = 256

@@ -90,7 +90,7 @@ type Redis struct {
 	topo   topology
 	ledger *ledger
 
-	publish  string      // PUBLISH, or SPUBLISH in a cluster that has it
+	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
 	liveness atomic.Bool // are holders watched
 	lesser   atomic.Pointer[error]
 
@@ -132,10 +132,9 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	keys, _ := newKeyspace(opts.Namespace)
 	s := &Redis{
 		client: client, opts: opts, keys: keys,
-		minter:  NewMinter(),
-		ledger:  newLedger(),
-		publish: "PUBLISH",
-		closed:  make(chan struct{}),
+		minter: NewMinter(),
+		ledger: newLedger(),
+		closed: make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.liveness.Store(!opts.DisableLiveness)
@@ -299,15 +298,15 @@ func (s *Redis) probe() error {
 	if errors.Is(err, ErrRefused) {
 		s.livenessOff(n.addr, err)
 	}
-	if s.topo.sharded() {
-		err = s.do(ctx, n, "PUBSUB SHARDNUMSUB", func(ctx context.Context) error {
-			return n.client.PubSubShardNumSub(ctx, "probe").Err()
-		})
-		if err == nil {
-			s.publish = "SPUBLISH"
-		}
-	}
 	return nil
+}
+
+// publish is the command by which scripts wake those who wait.
+func (s *Redis) publish() string {
+	if s.sharded.Load() {
+		return "SPUBLISH"
+	}
+	return "PUBLISH"
 }
 
 func (s *Redis) probeFailed(err error) error {

@@ -150,7 +150,7 @@ func (u *subscriber) send(ctx context.Context, ps *redis.PubSub, names []string,
 	if len(names) == 0 {
 		return nil
 	}
-	if u.s.publish != "SPUBLISH" {
+	if !u.s.sharded.Load() {
 		if subscribe {
 			return ps.Subscribe(ctx, names...)
 		}

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/stampedeguard/stampede/cache"
 )
@@ -39,8 +40,10 @@ func (e *engine) pack(value any) (*cache.Entry, error) {
 	}
 	entry := &cache.Entry{Kind: cache.Value, Codec: e.codec.ID(), Payload: payload}
 	if len(payload) <= e.policy.MaxBytes && e.policy.CompressAbove > 0 && len(payload) > e.policy.CompressAbove {
-		entry.Payload = cache.Compress(payload)
-		entry.Flags |= cache.FlagCompressed
+		if packed := cache.Compress(payload); len(packed) < len(payload) {
+			entry.Payload = packed
+			entry.Flags |= cache.FlagCompressed
+		}
 	}
 	return entry, nil
 }
@@ -77,6 +80,14 @@ func (e *engine) unpack(r *cache.Reading) (any, error) {
 		}
 		return e.coder.decode(payload)
 	})
+}
+
+// about names a key in an error, which may end up in an event.
+func (e *engine) about(key string) string {
+	if e.policy.HideKeys {
+		return "a key"
+	}
+	return strconv.Quote(key)
 }
 
 // damaged reports an entry that can't be read.

@@ -51,7 +51,7 @@ func decide(r *cache.Reading, p *Policy) action {
 		return serve
 	}
 	onlyIfError := p.StaleIfError - p.Stale
-	if r.Age < r.Entry.TTL-onlyIfError && staleAllowed(r) {
+	if r.Age < r.Entry.TTL-onlyIfError && r.Entry.TTL-r.Entry.FreshFor > onlyIfError {
 		return serveStale
 	}
 	return fetch

@@ -39,6 +39,8 @@ func TestDecisions(t *testing.T) {
 		{"the entry forbids stale", stale, cache.Value, 0, 10 * s, 10 * s, 10 * s, "fetch"},
 		{"expired by hand", stale, cache.Value, cache.FlagExpired, 10 * s, 30 * s, s, "serve stale"},
 		{"expired by hand, stale not allowed", plain, cache.Value, cache.FlagExpired, 10 * s, 10 * s, s, "fetch"},
+		{"expired by hand, stale only if a fetch fails", ifError, cache.Value, cache.FlagExpired, 10 * s, 40 * s, s, "fetch"},
+		{"expired by hand, both", both, cache.Value, cache.FlagExpired, 10 * s, 60 * s, s, "serve stale"},
 		{"negative", stale, cache.Negative, 0, 5 * s, 5 * s, s, "not found"},
 		{"negative, over", stale, cache.Negative, 0, 5 * s, 5 * s, 5 * s, "fetch"},
 		{"negative, expired by hand", stale, cache.Negative, cache.FlagExpired, 5 * s, 5 * s, s, "fetch"},

@@ -105,7 +105,7 @@ func (e *engine) pursue(c call) *outcome {
 		}
 		if o.then == fetch {
 			if within(c.ctx, e, c.key) {
-				return &outcome{err: reentrant(c.key)}
+				return &outcome{err: e.reentrant(c.key)}
 			}
 			if num == 0 {
 				num = e.tick()
@@ -235,7 +235,7 @@ func (e *engine) share(s sharing, run func(*flight) *outcome) *outcome {
 				s.waited.stop() // it waits for its own fetch, which has a bound of its own
 				continue
 			}
-			return &outcome{err: fmt.Errorf("%w (%v) for %q", ErrWaitTimeout, e.policy.WaitTimeout, s.key)}
+			return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, e.policy.WaitTimeout, e.about(s.key))}
 		}
 	}
 }

@@ -20,7 +20,8 @@ var (
 var (
 	// ErrMiss: Peek found nothing.
 	ErrMiss = errors.New("guard: nothing stored")
-	// ErrUnavailable: Redis can't be reached, or refuses, and the policy is
+	// ErrUnavailable: the store can't be reached, or refuses (it wraps
+	// cache.ErrUnavailable or cache.ErrRefused, which tell), and the policy is
 	// FailClosed; or a Set, Delete, Expire, Reset or Peek failed for that reason.
 	ErrUnavailable = errors.New("guard: store unavailable")
 	// ErrQuarantined: so many processes died fetching this key that nobody may
@@ -79,8 +80,8 @@ func RetryAfter(err error, d time.Duration) error {
 	return &RetryAfterError{Err: err, After: d}
 }
 
-// A RemoteError is the failure of a fetch that ran in another process. It
-// unwraps to the sentinels it wrapped there, as far as [Policy.Errors] registers
+// A RemoteError is the failure of a fetch that ran in another process, or, while
+// a pause lasts, of an earlier one in any. It unwraps to the sentinels it wrapped there, as far as [Policy.Errors] registers
 // them, so that errors.Is works across machines.
 type RemoteError struct {
 	Text       string        // the error's text
@@ -89,7 +90,7 @@ type RemoteError struct {
 	RetryAfter time.Duration // nobody fetches before this has passed; 0: no pause
 }
 
-func (e *RemoteError) Error() string { return "guard: fetch in another process: " + e.Text }
+func (e *RemoteError) Error() string { return "guard: a remote or earlier fetch failed: " + e.Text }
 
 // Unwrap returns the sentinels.
 func (e *RemoteError) Unwrap() []error { return e.Sentinels }

@@ -26,7 +26,7 @@ type fetched struct {
 // returns at FetchTimeout, whether the fetch heeds its context or not, when ctx
 // ends, or when unwanted is closed. lost is called when the lease is lost.
 func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lease, lost func(), unwanted <-chan struct{}) fetched {
-	timeout := fmt.Errorf("%w: %q took longer than %v", ErrFetchTimeout, c.key, e.policy.FetchTimeout)
+	timeout := fmt.Errorf("%w: %s took longer than %v", ErrFetchTimeout, e.about(c.key), e.policy.FetchTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	defer cancel()
 	var leaseLost <-chan struct{}
@@ -241,7 +241,7 @@ func (p *pursuit) fetchHere(source Source) *outcome {
 // caller's own context.
 func (e *engine) alone(c call) *outcome {
 	if within(c.ctx, e, c.key) {
-		return &outcome{err: reentrant(c.key)}
+		return &outcome{err: e.reentrant(c.key)}
 	}
 	return e.forOneself(c, Fetched)
 }
@@ -273,7 +273,7 @@ func (e *engine) insteadOfWaiting(c call, why error) *outcome {
 	return e.forOneself(c, UnguardedFetch)
 }
 
-func reentrant(key string) error { return fmt.Errorf("%w: %q", ErrReentrant, key) }
+func (e *engine) reentrant(key string) error { return fmt.Errorf("%w: %s", ErrReentrant, e.about(key)) }
 
 // randomKey stands in for a lease's token where there is no lease.
 func randomKey() string {

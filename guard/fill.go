@@ -10,23 +10,29 @@ import (
 // value before it returns. It belongs to that fetch alone.
 type Fill[V any] struct {
 	// Stale is the last value, if there is one, for a conditional request: answer
-	// ErrNotModified if it is still good. It may be shared: treat it as read-only.
+	// ErrNotModified if it is still good. There is one only where something keeps
+	// it past its TTL: Stale, StaleIfError, or an Expire by hand. It may be shared:
+	// treat it as read-only.
 	Stale *V
 	// Attempt counts the attempts to fetch this key since its last outcome,
-	// fleet-wide, from 1. Above 1, a holder before this one died.
+	// fleet-wide, from 1. Above 1, a holder before this one died. Without a lease
+	// it is 1.
 	Attempt int
-	// IdempotencyKey is unique to this attempt: the lease token in hexadecimal.
+	// IdempotencyKey is unique to this attempt: the lease token in hexadecimal, or
+	// as many random digits where there is no lease.
 	// An upstream that is given it can tell a duplicate.
 	IdempotencyKey string
 
 	// TTL is how long the value will be fresh; preset from the policy. Zero or
-	// less hands the value to those who wait for it now, and to nobody later.
+	// less hands the value to those who wait for it now, and to nobody later; in
+	// other processes only if it is small (64 KiB).
 	TTL time.Duration
 	// StaleFor is how long the value may be served stale after that; preset from
 	// the policy's Stale. Off forbids it, also when a fetch fails.
 	StaleFor time.Duration
 	// Private keeps the value for the caller that fetched it. For Policy.Bypass,
-	// all callers of the key then fetch for themselves, side by side.
+	// all callers of the key then fetch for themselves, side by side; their fetches
+	// find it preset to true.
 	Private bool
 }
 

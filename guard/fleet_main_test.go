@@ -146,19 +146,19 @@ func by(p *fleet.Process, match func(fleet.Event) bool) func(fleet.Event) bool {
 	return func(e fleet.Event) bool { return e.PID == p.PID() && match(e) }
 }
 
-// fetches returns when fetches of key began, and the one that ended.
+// fetches returns the events of the fetches of key that began.
 func (f *fleetTest) fetches(key string) []fleet.Event {
 	return f.Log.All(fleet.Of(key, fleet.FetchBegan))
 }
 
-// commands is what each process has sent to Redis.
-func (f *fleetTest) commands() map[*fleet.Process]int {
+// stats is what each process has sent to Redis so far.
+func (f *fleetTest) stats() map[*fleet.Process]fleet.Stats {
 	f.Helper()
-	all := map[*fleet.Process]int{}
+	all := map[*fleet.Process]fleet.Stats{}
 	for _, p := range f.Processes() {
-		stats, err := p.Stats(f.ctx)
+		var err error
+		all[p], err = p.Stats(f.ctx)
 		f.must(err)
-		all[p] = stats.Total()
 	}
 	return all
 }

@@ -193,7 +193,7 @@ func (p *pursuit) quarantined(left time.Duration) *outcome {
 	}
 	p.observe(Event{Kind: cache.KeyQuarantined, Key: p.call.key, Duration: left})
 	return &outcome{
-		err:    fmt.Errorf("%w: %d processes died fetching %q; lifted in %v, or by Reset or Set", ErrQuarantined, p.policy.MaxAttempts, p.call.key, left),
+		err:    fmt.Errorf("%w: %d processes died fetching %s; lifted in %v, or by Reset or Set", ErrQuarantined, p.policy.MaxAttempts, p.about(p.call.key), left),
 		moment: p.moment,
 	}
 }

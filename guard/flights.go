@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/hooks"
 )
 
 // flights lets the callers of a key in this process share one flight. The
@@ -196,7 +197,7 @@ type outcome struct {
 // sharing rule, and whose a private value is.
 func (o *outcome) forCaller(num uint64, first bool) *outcome {
 	switch {
-	case num >= o.moment:
+	case num >= o.moment && !hooks.SharingRuleOff.Load():
 		return goRound()
 	case o.private && !first:
 		return &outcome{then: fetchAlone}

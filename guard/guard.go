@@ -24,14 +24,16 @@ type Guard[V any] struct {
 // A FetchFunc gets a value from where it comes from. Its context has the values
 // of the first caller's context but not its cancellation, as the value is for
 // everybody; it ends at [Policy.FetchTimeout], with [Guard.Close], or when the
-// lease was lost and nobody can use the value any more.
+// lease was lost and nobody can use the value any more. Where values are private
+// it is the caller's own context, and ends with it.
 type FetchFunc[V any] func(ctx context.Context) (V, error)
 
 // New returns a guard on the store. The name is the same in all processes that
 // share the values: it prefixes the keys and labels the events; letters, digits
 // and "._-". All that is wrong with the name and the policy is returned, joined.
 //
-// Several guards may share a store. Close the guards before the store.
+// Several guards may share a store. Close the guards first, then the store, then
+// the Redis client.
 func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error) {
 	var errs []error
 	if store == nil {

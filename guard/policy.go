@@ -81,8 +81,8 @@ type Policy struct {
 	// fetch took, times Beta. Default 1; NoEarlyRefresh waits for the TTL.
 	Beta float64
 
-	// Negative is how long ErrNotFound is cached. Default the smaller of TTL and
-	// 5 s; Off doesn't cache it.
+	// Negative is how long ErrNotFound is cached, TTL at the most. Default 5 s; Off
+	// doesn't cache it.
 	Negative time.Duration
 
 	// Bypass is how long a key whose value was private ([Fill.Private]) or over
@@ -128,7 +128,7 @@ type Policy struct {
 	Quarantine time.Duration
 
 	// WaitTimeout bounds how long one call waits for a fetch that somebody else
-	// runs; the caller's context may end the wait sooner. Default FetchTimeout
+	// runs, or, with Redis away, to be among MaxUnguarded; the caller's context may end the wait sooner. Default FetchTimeout
 	// plus Lease: when a holder must have given up.
 	WaitTimeout time.Duration
 
@@ -143,9 +143,9 @@ type Policy struct {
 	// lease, while Redis is away (FailOpen); further ones queue. Default 32.
 	MaxUnguarded int
 
-	// MaxBytes bounds an encoded value, before compression, when it is stored
-	// and when it is read. A larger one is handed to its callers, reported, and
-	// not stored. Default 16 MiB.
+	// MaxBytes bounds an encoded value, before compression, when it is stored,
+	// and what a compressed one may expand to when it is read. A larger one is
+	// handed to its callers, reported, and not stored. Default 16 MiB.
 	MaxBytes int
 
 	// Codec encodes values. Default []byte and string as they are, everything
@@ -173,7 +173,10 @@ func (p Policy) withDefaults() Policy {
 		def(&p.Near.TTL, 10*time.Second)
 	}
 	def(&p.Beta, 1)
-	def(&p.Negative, min(p.TTL, 5*time.Second))
+	def(&p.Negative, 5*time.Second)
+	if p.TTL >= time.Millisecond { // else that is what is wrong
+		p.Negative = min(p.Negative, p.TTL)
+	}
 	def(&p.Bypass, 2*time.Minute)
 	def(&p.ErrorPause, time.Second)
 	def(&p.MaxErrorPause, max(30*time.Second, p.ErrorPause))

@@ -184,7 +184,9 @@ const orphanEnv = "FLEET_ORPHAN_PID_FILE"
 // that is killed: of its two children one is frozen.
 func TestChildrenDieWithAKilledParent(t *testing.T) {
 	if file := os.Getenv(orphanEnv); file != "" {
-		f := fleet.New(config("127.0.0.1:1"))
+		cfg := config("127.0.0.1:1")
+		cfg.Store.RedisTimeout = 10 * time.Millisecond
+		f := fleet.New(cfg)
 		pids := ""
 		for range 2 {
 			p, err := f.Start(context.Background())

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+
+	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
 // ErrDied is wrapped by the errors of calls to a child that is gone.
@@ -40,7 +42,8 @@ func start(log *Log) (*Process, error) {
 		cmd: exec.Command(path), stderr: &tail{}, log: log,
 		gone: make(chan struct{}), pending: map[int64]chan reply{},
 	}
-	p.cmd.Env = append(os.Environ(), childEnv+"=1")
+	p.cmd.Env = append(os.Environ(), childEnv+"=1",
+		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0") // a process that exits is to be gone at once
 	p.cmd.Stderr = p.stderr
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
@@ -49,7 +52,7 @@ func start(log *Log) (*Process, error) {
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
-	if err := launch(p.cmd); err != nil {
+	if err := redistest.StartChild(p.cmd); err != nil {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	go p.read(stdout)
@@ -213,10 +216,10 @@ func (p *Process) Kill() error {
 }
 
 // Stop freezes the child with SIGSTOP; Cont lets it go on.
-func (p *Process) Stop() error { return freeze(p.cmd.Process) }
+func (p *Process) Stop() error { return redistest.PauseProcess(p.cmd.Process) }
 
 // Cont is the opposite of Stop.
-func (p *Process) Cont() error { return thaw(p.cmd.Process) }
+func (p *Process) Cont() error { return redistest.ResumeProcess(p.cmd.Process) }
 
 // Close closes the child's guard, store and client in this order, as a service
 // that is shut down does, and waits until the child is gone. Gets under way

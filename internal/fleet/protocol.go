@@ -191,6 +191,17 @@ func (s Stats) Total() int {
 	return total
 }
 
+// Since returns what was sent after the earlier stats of the same child.
+func (s Stats) Since(earlier Stats) Stats {
+	sent := Stats{Commands: map[string]int{}, Goroutines: s.Goroutines}
+	for name, n := range s.Commands {
+		if n -= earlier.Commands[name]; n > 0 {
+			sent.Commands[name] = n
+		}
+	}
+	return sent
+}
+
 // Of request's fields those count that its Op uses. A child answers each with
 // a reply of the same ID, not in order.
 type request struct {

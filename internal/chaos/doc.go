@@ -1,0 +1,72 @@
+// Package chaos puts a fleet of guards under load, breaks things around it at
+// random, and checks from what the processes report that the promises of the
+// lease protocol held. Command internal/cmd/chaos is its command line.
+//
+// # What runs
+//
+// [Run] starts a Redis (standalone, behind Sentinel, or a cluster with
+// replicas) and real child processes. Each child has a guard for each kind of
+// key and calls them all the time:
+//
+//   - hot: few keys, many callers; large: the same with values too large for a
+//     wake-up message.
+//   - cold: new keys all the time, asked for by several processes at once.
+//   - short: values that live 50 ms, and callers who get an error while Redis
+//     is away (FailClosed).
+//   - deleted: keys that random processes Delete, Set and Expire at random;
+//     stale: the same, with values served stale during a refresh.
+//   - failing: the fetch fails, panics, or asks everybody to wait.
+//   - private: each caller must get its own value.
+//
+// One caller in ten has a context of 30 to 300 ms, the others one of 5 s.
+//
+// Every child reaches every server (also the sentinels, and the nodes that a
+// cluster names to it) through a TCP proxy of its own, so that its line can be
+// broken without those of the others. After a calm phase a nemesis carries out
+// one fault after the other, in a seeded random order in which each comes up
+// once before any comes up again, and waits for the repaired system to recover
+// before the next. [Faults] lists them.
+//
+// # What is checked
+//
+// Children report each call, fetch and change with its start and end by the wall
+// clock, which the processes of one machine share; they do so before a fetch or
+// a change begins, so that it is known of when the process is killed in the
+// middle. A value says which key it is of, which process made it for which
+// caller, and when its fetch started. [Check] is a pure function of these
+// reports. What must be zero:
+//
+//   - Wrong values: a Get that started after a Delete or Set returned without
+//     an error, strictly after by the clock, got a value whose fetch started
+//     before that Delete or Set, or that a Set before it had stored. Also: a
+//     value of another key, a damaged one, or somebody else's private one.
+//   - Stuck callers: not back a second after the end of their own context. Time
+//     in which the whole process did not run does not count: a freeze by the
+//     nemesis, or a machine that had no time for it (as the process notices
+//     itself, and the report says).
+//   - Unexplained duplicates: fetches of one key that overlap anywhere in the
+//     fleet, with no Delete, Set or Expire of the key that can have ended the
+//     first one's lease, where nothing tells of a lost lease: no event of the
+//     guard (lease lost, fill refused, taken over, fetched without a lease) and
+//     no fault. In the calm phase, duplicates of any kind.
+//   - Leaked goroutines: more of them in an idle child at the end than when it
+//     was idle before the load.
+//
+// # What is not
+//
+// A failover loses what was not replicated yet. A Delete or Set acknowledged
+// around a fault that can lead to one (from a second before it until the fleet
+// has recovered) is no barrier until the hard TTL has passed; older values that
+// callers got in spite of it are counted as stale_after_lost_invalidation, and
+// the changes concerned as lost_invalidations. There is no such allowance on a
+// standalone Redis, whichever fault: its append-only file has what it
+// acknowledged, even when it is killed.
+//
+// A process that is killed takes the last of its reports with it, which may hide
+// something but accuses nobody. A duplicate during a fault counts as explained
+// by it even if no lease is known to be lost. Errors that callers got while
+// something was broken are counted, not judged, as is latency: how long is too
+// long depends on the machine. The near cache is off.
+//
+// The history of a run is kept in memory, about 300 bytes for each call.
+package chaos

@@ -1,0 +1,115 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+)
+
+const (
+	kindPrivate = "private"
+	kindFailing = "failing"
+	kindCold    = "cold"
+
+	opDelete = "delete"
+	opSet    = "set"
+	opExpire = "expire"
+)
+
+var errBoom = errors.New("chaos: the origin is down")
+
+// A kind of key has a guard of its own.
+type kind struct {
+	name    string
+	keys    int
+	weight  int // of all callers
+	burst   int // so many of them at once, at most
+	policy  guard.Policy
+	fetch   time.Duration // at most; at least half of it
+	size    int           // of the value, in bytes
+	changed bool          // by Delete, Set and Expire
+}
+
+var kinds = []kind{
+	{name: "hot", keys: 6, weight: 25, burst: 8, fetch: 80 * time.Millisecond,
+		policy: guard.Policy{TTL: time.Second}},
+	{name: "large", keys: 2, weight: 5, burst: 4, fetch: 80 * time.Millisecond, size: 100 << 10,
+		policy: guard.Policy{TTL: 2 * time.Second, Stale: time.Second, CompressAbove: 1 << 20}},
+	{name: kindCold, weight: 15, burst: 4, fetch: 60 * time.Millisecond,
+		policy: guard.Policy{TTL: 20 * time.Second}},
+	{name: "short", keys: 4, weight: 10, burst: 4, fetch: 20 * time.Millisecond,
+		policy: guard.Policy{TTL: 50 * time.Millisecond, WhenUnavailable: guard.FailClosed}},
+	{name: "deleted", keys: 6, weight: 25, burst: 6, fetch: 120 * time.Millisecond, changed: true,
+		policy: guard.Policy{TTL: 3 * time.Second}},
+	{name: "stale", keys: 4, weight: 12, burst: 4, fetch: 120 * time.Millisecond, changed: true,
+		policy: guard.Policy{TTL: 500 * time.Millisecond, Stale: 3 * time.Second}},
+	{name: kindFailing, keys: 4, weight: 5, burst: 4, fetch: 40 * time.Millisecond,
+		policy: guard.Policy{TTL: time.Second}},
+	{name: kindPrivate, keys: 2, weight: 3, burst: 3, fetch: 20 * time.Millisecond,
+		policy: guard.Policy{TTL: time.Second, Bypass: 5 * time.Second}},
+}
+
+const (
+	leaseTTL     = time.Second
+	fetchTimeout = 3 * time.Second
+	patient      = 5 * time.Second // the context of most callers
+)
+
+// terms are those of the kinds above.
+func terms(redisTimeout time.Duration, replicas bool) Terms {
+	longest := time.Duration(0)
+	for _, k := range kinds {
+		if k.changed {
+			longest = max(longest, k.policy.TTL+k.policy.Stale)
+		}
+	}
+	return Terms{
+		Patience: time.Second, Reach: 10*time.Second + 4*redisTimeout, Lease: leaseTTL,
+		HardTTL: longest + fetchTimeout, Replicas: replicas,
+	}
+}
+
+// withTimes fills in what all kinds have in common.
+func withTimes(p guard.Policy) guard.Policy {
+	p.Lease, p.FetchTimeout, p.Quarantine = leaseTTL, fetchTimeout, 8*time.Second
+	p.Errors = map[string]error{"boom": errBoom}
+	return p
+}
+
+// key draws one of the kind's keys. Cold ones are new several times a second,
+// and the same in all processes.
+func (k *kind) key(rng *rand.Rand) string {
+	if k.name == kindCold {
+		return fmt.Sprintf("%s-%d-%d", k.name, time.Now().UnixMilli()/250, rng.IntN(3))
+	}
+	return fmt.Sprintf("%s-%d", k.name, rng.IntN(k.keys))
+}
+
+// pick draws a kind by weight.
+func pick(rng *rand.Rand) *kind {
+	total := 0
+	for i := range kinds {
+		total += kinds[i].weight
+	}
+	n := rng.IntN(total)
+	for i := range kinds {
+		if n -= kinds[i].weight; n < 0 {
+			return &kinds[i]
+		}
+	}
+	panic("unreachable")
+}
+
+// fail is how the fetch of a failing key ends.
+func fail(key string) error {
+	switch key[len(key)-1] {
+	case '1':
+		return guard.RetryAfter(errBoom, 300*time.Millisecond)
+	case '2':
+		panic("chaos: a fetch that panics")
+	}
+	return fmt.Errorf("chaos: %w", errBoom)
+}

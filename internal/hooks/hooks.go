@@ -1,0 +1,9 @@
+// Package hooks lets tests take single rules out of package guard, to show that
+// a check of what the rule is there for can fail. Nothing but tests sets them.
+package hooks
+
+import "sync/atomic"
+
+// SharingRuleOff lets callers take a flight's outcome however late they came. It
+// is looked at only for a caller whom the rule would send round again.
+var SharingRuleOff atomic.Bool

@@ -1,0 +1,112 @@
+package linear
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/hooks"
+)
+
+// A Config is what a child opens.
+type Config struct {
+	Store  cache.Options // without an Observer
+	Policy guard.Policy  // without Codec, Observer and Errors
+
+	// Breakable gives each child a line of its own to the server, which faults
+	// can break. Carrying it all costs the parent something.
+	Breakable bool
+
+	// SharingRuleOff breaks the guard: see package hooks.
+	SharingRuleOff bool
+}
+
+// opening is the first line a child reads; all others are Loads.
+type opening struct {
+	Config
+	Addr string
+}
+
+const childEnv = "STAMPEDE_LINEAR_CHILD"
+
+// Main runs a child and ends the process, if this process was started as one.
+// Call it first thing in TestMain.
+func Main() {
+	if os.Getenv(childEnv) == "" {
+		return
+	}
+	if err := runChild(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "linear:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+type child struct {
+	guard *guard.Guard[string]
+
+	mu  sync.Mutex // guards out
+	out io.Writer  // records, to the parent
+}
+
+// runChild returns when its input ends.
+func runChild(in io.Reader, out io.Writer) error {
+	logging.Disable() // connections break all the time here
+	lines := json.NewDecoder(in)
+	var o opening
+	if err := lines.Decode(&o); err != nil {
+		return err
+	}
+	hooks.SharingRuleOff.Store(o.SharingRuleOff)
+	opts := &redis.Options{
+		Addr: o.Addr,
+		// Near RedisTimeout, as cache.Options advises.
+		DialTimeout: 2 * o.Store.RedisTimeout, ReadTimeout: 2 * o.Store.RedisTimeout,
+	}
+	client := redis.NewClient(opts)
+	store, err := cache.NewRedis(client, o.Store)
+	if err != nil {
+		return err
+	}
+	c := &child{out: out}
+	if c.guard, err = guard.New[string](store, "linear", o.Policy); err != nil {
+		return err
+	}
+	c.tell(Op{Kind: opened})
+	for {
+		var l Load
+		err := lines.Decode(&l)
+		if err == io.EOF {
+			// What can't be given back, as Redis is away, expires by itself.
+			_ = c.guard.Close()
+			_ = store.Close()
+			return client.Close()
+		}
+		if err != nil {
+			return errors.Join(err, client.Close())
+		}
+		c.run(&l)
+		c.tell(Op{Kind: finished})
+	}
+}
+
+// tell writes at once: what has been told outlives this process.
+func (c *child) tell(o Op) {
+	record := o.record()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, err := c.out.Write(record); err != nil {
+		os.Exit(1) // the parent is gone
+	}
+}
+
+func keyName(key uint32) string { return strconv.FormatUint(uint64(key), 10) }

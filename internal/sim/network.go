@@ -1,0 +1,426 @@
+package sim
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// weather is what a process's way to Redis is like.
+type weather byte
+
+const (
+	fair    weather = iota
+	refused         // connections are refused, and those there are have ended
+	swallow         // nothing arrives, either way, and nobody says so
+)
+
+func (w weather) String() string { return [...]string{"fair", "refused", "black hole"}[w] }
+
+var (
+	errRefused = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	errTimeout = &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
+	errCut     = &net.OpError{Op: "read", Err: io.EOF}
+	errDead    = errors.New("sim: the process is dead")
+)
+
+// A network is what lies between one process and Redis. Commands pass through a
+// hook of the client, the subscription through a wire.
+type network struct {
+	proc    int
+	owner   *process
+	scripts *scripts
+	dialer  func(ctx context.Context, network, addr string) (net.Conn, error)
+	patient time.Duration // the client's ReadTimeout
+
+	mu      sync.Mutex
+	weather weather
+	open    bool // everything passes: the process is starting
+	dead    chan struct{}
+	calls   []*call
+	wires   []*wire
+	arrived int
+}
+
+// A call is a command, or a pipeline of them, on its way.
+type call struct {
+	n       *network
+	cmds    []redis.Cmder
+	names   []string // of the script, or the command
+	op      *op      // whose it is, nil: the store's own
+	label   string
+	arrival int
+
+	request, answer chan verdict // the scheduler's decisions
+	state           callState    // guarded by network.mu
+
+	key   string // of the first command, as the server knows it
+	token string // what acquire, fill, fail, release and extend name
+}
+
+type callState byte
+
+const (
+	waiting  callState = iota // for its way to Redis
+	executed                  // and its answer is held
+	ghost                     // the client has given up, and Redis may still get it
+	gone
+)
+
+// A verdict is what becomes of a request or an answer; nil: it goes through.
+type verdict error
+
+func (n *network) isDead() bool {
+	select {
+	case <-n.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// setsUp reports whether a command sets up a connection.
+func setsUp(cmd redis.Cmder) bool {
+	switch cmd.Name() {
+	case "hello", "client", "auth", "select":
+		return true
+	}
+	return false
+}
+
+// DialHook implements [redis.Hook].
+func (n *network) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements [redis.Hook].
+func (n *network) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if setsUp(cmd) {
+			return next(ctx, cmd)
+		}
+		// What was sent is carried out even if the caller has gone.
+		return n.carry(ctx, []redis.Cmder{cmd}, func() error { return next(context.WithoutCancel(ctx), cmd) })
+	}
+}
+
+// ProcessPipelineHook implements [redis.Hook].
+func (n *network) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if len(cmds) == 0 || setsUp(cmds[0]) {
+			return next(ctx, cmds)
+		}
+		return n.carry(ctx, cmds, func() error { return next(context.WithoutCancel(ctx), cmds) })
+	}
+}
+
+// carry takes commands to Redis and their answers back, as the scheduler says.
+func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func() error) error {
+	n.mu.Lock()
+	open, weather := n.open, n.weather
+	n.mu.Unlock()
+	switch {
+	case n.isDead():
+		return fail(cmds, errDead)
+	case open:
+		return next()
+	case weather == refused:
+		return fail(cmds, errRefused)
+	}
+	c := n.newCall(ctx, cmds)
+	patience := time.NewTimer(n.patient)
+	defer patience.Stop()
+	defer n.leave(c)
+	select {
+	case why := <-c.request:
+		if why != nil {
+			return fail(cmds, why)
+		}
+	case <-patience.C:
+		n.giveUp(c)
+		return fail(cmds, errTimeout)
+	case <-n.dead:
+		return fail(cmds, errDead)
+	}
+	err := next()
+	n.mu.Lock()
+	c.state = executed
+	n.mu.Unlock()
+	select {
+	case why := <-c.answer:
+		if why != nil {
+			return fail(cmds, why)
+		}
+		return err
+	case <-patience.C:
+		return fail(cmds, errTimeout)
+	case <-n.dead:
+		return fail(cmds, errDead)
+	}
+}
+
+// fail makes the commands ones that got no answer.
+func fail(cmds []redis.Cmder, why error) error {
+	for _, cmd := range cmds {
+		if c, ok := cmd.(interface{ SetVal(any) }); ok {
+			c.SetVal(nil)
+		}
+		cmd.SetErr(why)
+	}
+	return why
+}
+
+func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
+	c := &call{
+		n: n, cmds: slices.Clone(cmds),
+		request: make(chan verdict), answer: make(chan verdict),
+	}
+	c.op, _ = ctx.Value(opKey{}).(*op)
+	var labels []string
+	for _, cmd := range cmds {
+		name, label := n.describe(c, cmd)
+		c.names = append(c.names, name)
+		labels = append(labels, label)
+	}
+	slices.Sort(labels) // a pipeline's order is that of a map
+	c.label = fmt.Sprintf("%v %s", c.op, strings.Join(slices.Compact(labels), ", "))
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.arrived++
+	c.arrival = n.arrived
+	n.calls = append(n.calls, c)
+	return c
+}
+
+// describe names a command, and puts the mutant in the place of a script.
+func (n *network) describe(c *call, cmd redis.Cmder) (name, label string) {
+	args := cmd.Args()
+	name = strings.ToLower(cmd.Name())
+	if name != "evalsha" && name != "eval" {
+		if len(args) > 1 {
+			if key, ok := args[1].(string); ok {
+				return name, name + " " + key
+			}
+		}
+		return name, name
+	}
+	source := args[1].(string)
+	script, how := n.scripts.names[source], ""
+	if name == "eval" {
+		how = " (source)"
+	}
+	if swapped, ok := n.scripts.swap[source]; ok {
+		args[1] = swapped
+	}
+	keys := args[2].(int)
+	if c.key == "" {
+		c.key = strings.TrimSuffix(strings.TrimSuffix(fmt.Sprint(args[3]), ":lease"), ":tries")
+	}
+	switch script {
+	case "acquire", "fill", "fail", "release", "extend":
+		c.token = string(args[3+keys].([]byte))
+	case "set":
+		c.token = string(args[3+keys].([]byte)[:cache.TokenSize])
+	}
+	return script, script + how + " " + fmt.Sprint(args[3])
+}
+
+// arg is an argument of a call's script, after its keys.
+func (c *call) arg(i int) string {
+	args := c.cmds[0].Args()
+	switch v := args[3+args[2].(int)+i].(type) {
+	case []byte:
+		return string(v)
+	case string:
+		return v
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// reply is the script's reply, nil if it gave none.
+func (c *call) reply() any {
+	cmd, ok := c.cmds[0].(interface{ Result() (any, error) })
+	if !ok {
+		return nil
+	}
+	v, err := cmd.Result()
+	if err != nil {
+		return nil
+	}
+	return v
+}
+
+func (c *call) is(name string) bool { return c.names[0] == name }
+
+func (n *network) leave(c *call) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c.state == ghost {
+		return
+	}
+	c.state = gone
+	n.calls = slices.DeleteFunc(n.calls, func(o *call) bool { return o == c })
+}
+
+// giveUp is the client's: it has waited for its ReadTimeout. The command may
+// still arrive.
+func (n *network) giveUp(c *call) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c.state = ghost
+	for i, cmd := range c.cmds { // the client is free to use its own again
+		c.cmds[i] = redis.NewCmd(context.Background(), cmd.Args()...)
+	}
+}
+
+// pending lists the calls in an order that doesn't depend on which goroutine
+// came first.
+func (n *network) pending() []*call {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := slices.Clone(n.calls)
+	slices.SortStableFunc(all, func(a, b *call) int {
+		if d := strings.Compare(a.label, b.label); d != 0 {
+			return d
+		}
+		return a.arrival - b.arrival
+	})
+	return all
+}
+
+func (n *network) stateOf(c *call) callState {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return c.state
+}
+
+// dial connects the subscription.
+func (n *network) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	n.mu.Lock()
+	weather := n.weather
+	n.mu.Unlock()
+	switch {
+	case n.isDead():
+		return nil, errDead
+	case weather == refused:
+		return nil, errRefused
+	case weather == swallow:
+		select {
+		case <-time.After(n.patient):
+		case <-ctx.Done():
+		case <-n.dead:
+		}
+		return nil, errTimeout
+	}
+	inner, err := n.dialer(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	w := newWire(inner)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wires = append(n.wires, w)
+	return w, nil
+}
+
+// live is the process's subscribed connection, if it has one. Of several only
+// the last is still in use.
+func (n *network) live() *wire {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wires = slices.DeleteFunc(n.wires, (*wire).isEnded)
+	if len(n.wires) == 0 {
+		return nil
+	}
+	return n.wires[len(n.wires)-1]
+}
+
+// cut ends the subscribed connections.
+func (n *network) cut() {
+	n.mu.Lock()
+	wires := slices.Clone(n.wires)
+	n.mu.Unlock()
+	for _, w := range wires {
+		_ = w.kill(io.EOF)
+	}
+}
+
+func (n *network) turn(w weather) {
+	n.mu.Lock()
+	n.weather = w
+	n.mu.Unlock()
+}
+
+func (n *network) setOpen(open bool) {
+	n.mu.Lock()
+	n.open = open
+	n.mu.Unlock()
+}
+
+// die ends the process's network. Requests that are on their way may be lost or
+// not: they stay, as ghosts.
+func (n *network) die() {
+	n.mu.Lock()
+	for _, c := range n.calls {
+		if c.state == waiting {
+			c.state = ghost
+			for i, cmd := range c.cmds {
+				c.cmds[i] = redis.NewCmd(context.Background(), cmd.Args()...)
+			}
+		}
+	}
+	close(n.dead)
+	n.mu.Unlock()
+	n.cut()
+}
+
+// mortal ends the network of a process that has been closed.
+func (n *network) mortal() error {
+	if !n.isDead() {
+		n.die()
+	}
+	return nil
+}
+
+// A client sends its commands through one network's hook, and subscribes through
+// its wires.
+type client struct {
+	*redis.Client
+	sub *redis.Client
+}
+
+// Subscribe overrides that of redis.Client.
+func (c *client) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
+	return c.sub.Subscribe(ctx, channels...)
+}
+
+func (c *client) Close() error { return errors.Join(c.Client.Close(), c.sub.Close()) }
+
+// A token, short: the process's number is found by the name in front.
+func (w *world) tokenName(t string) string {
+	if t == "" {
+		return "none"
+	}
+	if len(t) != cache.TokenSize {
+		return "damaged"
+	}
+	w.mu.Lock()
+	who, ok := w.byName[t[:8]]
+	w.mu.Unlock()
+	if !ok {
+		return "?" + hex.EncodeToString([]byte(t[:8]))
+	}
+	return fmt.Sprintf("p%d#%d", who.id, binary.BigEndian.Uint64([]byte(t[8:])))
+}

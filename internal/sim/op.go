@@ -1,0 +1,247 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+)
+
+// A kind is what a call asks for.
+type kind byte
+
+const (
+	get kind = iota
+	peek
+	set
+	del
+	expire
+	reset
+)
+
+func (k kind) String() string {
+	return [...]string{"get", "peek", "set", "delete", "expire", "reset"}[k]
+}
+
+// An op is one call of a guard, by one caller.
+type op struct {
+	w    *world
+	id   int
+	p    *process
+	kind kind
+	key  string
+
+	start    int // step
+	began    time.Time
+	deadline time.Time // zero: none
+	cancel   context.CancelFunc
+	rng      *rand.Rand // decides what its fetches come to
+
+	// Written by its goroutine, read when that has ended.
+	value  string
+	source guard.Source
+	err    error
+	end    int
+	took   time.Time
+
+	returned, forgotten, judged bool
+	carriedOut                  int // step at which Redis carried the change out; 0: it hasn't
+	fetches                     int
+	lastHeld                    string // token that the last acquire of its flight was told
+}
+
+type opKey struct{}
+
+func (o *op) String() string {
+	if o == nil {
+		return "-"
+	}
+	return "o" + strconv.Itoa(o.id)
+}
+
+func (w *world) startOp(p *process, k kind, key string) {
+	o := &op{
+		w: w, id: len(w.ops) + 1, p: p, kind: k, key: key, start: w.step, began: time.Now(),
+		rng: rand.New(rand.NewPCG(w.rng.Uint64(), 0)),
+	}
+	w.ops = append(w.ops, o)
+	ctx := context.WithValue(context.Background(), opKey{}, o)
+	if w.rng.IntN(100) < w.plan.bounded {
+		d := w.upTo(400*ms) + ms
+		o.deadline = o.began.Add(d)
+		ctx, o.cancel = context.WithDeadline(ctx, o.deadline)
+	} else {
+		ctx, o.cancel = context.WithCancel(ctx)
+	}
+	w.say("%v: p%d %v %s, deadline %v", o, p.id, k, key, !o.deadline.IsZero())
+	w.wg.Go(func() {
+		defer o.cancel()
+		o.run(ctx)
+		o.took, o.end = time.Now(), w.step
+		w.mu.Lock()
+		o.returned = true
+		w.mu.Unlock()
+		w.history.note("%v returned %s", o, o.result())
+	})
+}
+
+func (o *op) run(ctx context.Context) {
+	g := o.p.guard
+	switch o.kind {
+	case get:
+		load := g.Load
+		if o.w.cfg.Share {
+			load = o.p.shared(o.key)
+		}
+		r, err := load(ctx, o.key, o.fetch)
+		o.value, o.source, o.err = r.Value, r.Source, err
+	case peek:
+		r, err := g.Peek(ctx, o.key)
+		o.value, o.source, o.err = r.Value, r.Source, err
+	case set:
+		o.err = g.Set(ctx, o.key, fmt.Sprintf("%s set %v", o.key, o))
+	case del:
+		o.err = g.Delete(ctx, o.key)
+	case expire:
+		o.err = g.Expire(ctx, o.key)
+	case reset:
+		o.err = g.Reset(ctx, o.key)
+	}
+}
+
+func (o *op) result() string {
+	if o.err != nil {
+		return "error: " + plain(o.err.Error())
+	}
+	if o.kind == get || o.kind == peek {
+		return fmt.Sprintf("%q from %v", o.value, o.source)
+	}
+	return "done"
+}
+
+var hexadecimal = regexp.MustCompile(`[0-9a-f]{16,}`)
+
+// plain cuts what is random out of a text.
+func plain(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	return hexadecimal.ReplaceAllString(s, "…")
+}
+
+// forget is for the callers of a process that died.
+func (o *op) forget() {
+	o.forgotten = true
+	o.cancel()
+}
+
+func (w *world) done(o *op) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return o.returned
+}
+
+// A fetch is one run of a caller's fetch function.
+type fetch struct {
+	name      string
+	op        *op
+	key       string
+	token     string // of its lease; empty: none
+	start     int    // step
+	began     time.Time
+	ready     time.Time // it may end from then on
+	private   bool
+	ending    ending
+	heeds     bool
+	finish    chan struct{}
+	ended     int // step; 0: it runs
+	cancelled bool
+}
+
+type ending byte
+
+const (
+	value ending = iota
+	failure
+	panics
+	exits
+	notFound
+	retryAfter
+	panicsError
+	endings
+)
+
+var errUpstream = errors.New("upstream")
+
+// fetch is the fetch function of the op's calls.
+func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) {
+	w := o.w
+	o.fetches++
+	f := &fetch{
+		name: fmt.Sprintf("%v.%d", o, o.fetches), op: o, key: o.key, start: w.step, began: time.Now(),
+		finish: make(chan struct{}), heeds: o.rng.IntN(100) >= w.plan.stubborn,
+	}
+	f.ready = f.began.Add(time.Duration(o.rng.Int64N(int64(w.plan.longest))))
+	if o.rng.IntN(100) < w.plan.hanging {
+		f.ready = f.began.Add(time.Hour)
+	}
+	if o.rng.IntN(100) < w.plan.failing {
+		f.ending = failure + ending(o.rng.IntN(int(endings-failure)))
+	}
+	f.private = f.ending == value && o.rng.IntN(100) < w.plan.private
+	f.token = w.leaseOf(fl.IdempotencyKey)
+	w.begin(f)
+	defer w.finished(f)
+	var ended <-chan struct{}
+	if f.heeds {
+		ended = ctx.Done()
+	}
+	select {
+	case <-f.finish:
+	case <-ended:
+		f.cancelled = true
+		return "", ctx.Err()
+	case <-o.p.n.dead:
+		return "", errDead
+	}
+	text := fmt.Sprintf("%s fetch %s", o.key, f.name)
+	switch f.ending {
+	case failure:
+		return "", fmt.Errorf("%w: %s", errUpstream, text)
+	case panics:
+		panic(text)
+	case panicsError:
+		panic(fmt.Errorf("%w: %s", errUpstream, text))
+	case exits:
+		runtime.Goexit()
+	case notFound:
+		return "", fmt.Errorf("%w: %s", guard.ErrNotFound, text)
+	case retryAfter:
+		return "", guard.RetryAfter(fmt.Errorf("%w: %s", errUpstream, text), 20*ms+time.Duration(o.rng.Int64N(int64(200*ms))))
+	}
+	fl.Private = f.private
+	return text, nil
+}
+
+// begin and finished keep account of the fetches.
+func (w *world) begin(f *fetch) {
+	w.mu.Lock()
+	w.fetches[f.name] = f
+	w.running = append(w.running, f)
+	w.news = append(w.news, f)
+	w.mu.Unlock()
+	w.history.note("fetch %s of %s starts in p%d, lease %s", f.name, f.key, f.op.p.id, w.tokenName(f.token))
+}
+
+func (w *world) finished(f *fetch) {
+	w.mu.Lock()
+	f.ended = w.step
+	w.running = without(w.running, f)
+	w.mu.Unlock()
+	w.history.note("fetch %s ends", f.name)
+}

@@ -1,0 +1,114 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+)
+
+// A plan is what a seed says before anything happens.
+type plan struct {
+	processes, keys, ops int
+	calm                 bool // nothing goes wrong, and nothing takes long
+
+	policy       guard.Policy
+	redisTimeout time.Duration
+	readTimeout  time.Duration // the client's
+	poll         time.Duration // at most this between two looks, see [Run]
+
+	// Chances for a thousand.
+	loseRequest, loseAnswer, loseMessage int // when it is its turn
+	trouble                              int // at any step, one of those below
+	troubles                             []trouble
+
+	longest     time.Duration // a fetch takes up to this
+	failing     int           // percent of fetches that fail in some way
+	private     int           // percent whose value is private
+	bounded     int           // percent of calls with a deadline
+	changing    int           // percent of calls that change the key
+	impatience  int           // percent of steps that let time pass while something could go on
+	stubborn    int           // percent of fetches that don't heed their context
+	hanging     int           // percent that never end by themselves
+	description string
+}
+
+type trouble byte
+
+const (
+	crash trouble = iota
+	freeze
+	cutSubscription
+	evictLease
+	flushScripts
+	badWeather
+	leaveInOrder
+	troubleKinds
+)
+
+func (t trouble) String() string {
+	return [...]string{"crash", "freeze", "cut subscription", "evict lease", "flush scripts", "bad weather", "leave in order"}[t]
+}
+
+func pick[T any](rng *rand.Rand, of ...T) T { return of[rng.IntN(len(of))] }
+
+const ms = time.Millisecond
+
+func newPlan(rng *rand.Rand) plan {
+	p := plan{
+		processes: 2 + rng.IntN(3), keys: 1 + rng.IntN(2), ops: 15 + rng.IntN(30),
+		calm:         rng.IntN(5) == 0,
+		redisTimeout: pick(rng, 100*ms, 250*ms),
+		poll:         pick(rng, 5*ms, 20*ms, 36*ms),
+		longest:      pick(rng, 20*ms, 150*ms, 600*ms),
+		failing:      pick(rng, 0, 0, 20, 60),
+		private:      pick(rng, 0, 0, 0, 15),
+		bounded:      pick(rng, 0, 30),
+		changing:     pick(rng, 0, 10, 30, 30),
+		impatience:   pick(rng, 2, 10, 25),
+		stubborn:     pick(rng, 0, 30),
+		hanging:      pick(rng, 0, 0, 5),
+	}
+	p.readTimeout = p.redisTimeout * time.Duration(1+rng.IntN(4))
+	p.policy = guard.Policy{
+		TTL:             pick(rng, 40*ms, 300*ms, 3*time.Second),
+		Stale:           pick(rng, 0, 0, 200*ms, 2*time.Second),
+		Lease:           pick(rng, 150*ms, 400*ms, 1500*ms),
+		FetchTimeout:    pick(rng, 300*ms, 800*ms, 3*time.Second),
+		WaitTimeout:     pick(rng, 0, 300*ms, 2*time.Second),
+		Negative:        pick(rng, 0, 30*ms, guard.Off),
+		ErrorPause:      pick(rng, 0, 50*ms, guard.Off),
+		Bypass:          pick(rng, 50*ms, 500*ms),
+		MaxAttempts:     pick(rng, 1, 2, 3, guard.Unlimited),
+		MaxUnguarded:    pick(rng, 1, 4),
+		WhenUnavailable: pick(rng, guard.FailOpen, guard.FailOpen, guard.FailClosed),
+	}
+	if rng.IntN(3) == 0 {
+		p.policy.StaleIfError = p.policy.Stale + pick(rng, 100*ms, time.Second)
+	}
+	if p.calm {
+		// Leases outlast what little delay there is, and fetches their time.
+		p.redisTimeout, p.readTimeout = time.Second, 3*time.Second
+		p.policy.Lease, p.policy.FetchTimeout, p.policy.WaitTimeout = 1500*ms, 5*time.Second, 10*time.Second
+		p.hanging, p.longest, p.impatience = 0, 150*ms, 5
+	} else {
+		p.loseRequest, p.loseAnswer, p.loseMessage = pick(rng, 0, 0, 10, 50), pick(rng, 0, 10, 50, 150), pick(rng, 0, 0, 50, 300)
+		p.trouble = pick(rng, 0, 5, 15, 40)
+		for t := range troubleKinds {
+			if rng.IntN(2) == 0 {
+				p.troubles = append(p.troubles, t)
+			}
+		}
+		if len(p.troubles) == 0 {
+			p.troubles = []trouble{trouble(rng.IntN(int(troubleKinds)))}
+		}
+	}
+	y := p.policy
+	p.description = fmt.Sprintf("%d processes, %d keys, %d calls, calm %v, troubles %d‰ of %v; lost: requests %d‰, answers %d‰, messages %d‰; "+
+		"TTL %v, stale %v/%v, lease %v, fetch timeout %v, wait timeout %v, negative %v, pause %v, bypass %v, attempts %d, unavailable %d; Redis timeout %v/%v, poll %v, fetches %v",
+		p.processes, p.keys, p.ops, p.calm, p.trouble, p.troubles, p.loseRequest, p.loseAnswer, p.loseMessage,
+		y.TTL, y.Stale, y.StaleIfError, y.Lease, y.FetchTimeout, y.WaitTimeout, y.Negative, y.ErrorPause, y.Bypass, y.MaxAttempts, y.WhenUnavailable,
+		p.redisTimeout, p.readTimeout, p.poll, p.longest)
+	return p
+}

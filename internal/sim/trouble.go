@@ -1,0 +1,120 @@
+package sim
+
+import (
+	"context"
+	"time"
+)
+
+// makeTrouble lets one of the seed's troubles come over some process.
+func (w *world) makeTrouble() {
+	kind := w.plan.troubles[w.rng.IntN(len(w.plan.troubles))]
+	var up []*process
+	for _, p := range w.processes {
+		if p.up() && !p.frozen {
+			up = append(up, p)
+		}
+	}
+	if len(up) == 0 {
+		w.revive()
+		return
+	}
+	p := up[w.rng.IntN(len(up))]
+	lasts := w.upTo(pick(w.rng, 100*ms, w.plan.policy.Lease, 2*w.plan.policy.Lease+300*ms, 2*time.Second))
+	w.step++
+	w.fault(kind.String())
+	switch kind {
+	case crash:
+		w.say("p%d crashes", p.id)
+		p.crash()
+	case leaveInOrder:
+		w.say("p%d leaves in order", p.id)
+		p.close()
+	case freeze:
+		w.say("p%d freezes for %v", p.id, lasts)
+		p.frozen = true
+		w.later(lasts, func() {
+			if p.frozen {
+				w.say("p%d goes on", p.id)
+				p.frozen = false
+			}
+		})
+	case cutSubscription:
+		w.say("p%d loses its subscribed connection", p.id)
+		p.n.cut()
+	case evictLease:
+		key := w.book.keys[w.rng.IntN(len(w.book.keys))]
+		w.say("the lease of %s is evicted", key)
+		w.server.Del(key + ":lease")
+		w.book.evicted[key] = w.step
+	case flushScripts:
+		w.say("the scripts are flushed")
+		if err := w.admin.ScriptFlush(context.Background()).Err(); err != nil {
+			w.t.Error(err)
+		}
+	case badWeather:
+		some := []*process{p}
+		if w.rng.IntN(3) == 0 {
+			some = up // Redis itself is away
+		}
+		weather := pick(w.rng, refused, swallow)
+		for _, p := range some {
+			w.say("p%d: Redis is away, %v, for %v", p.id, weather, lasts)
+			p.n.turn(weather)
+			if weather == refused {
+				p.n.cut()
+				for _, c := range p.n.pending() {
+					switch p.n.stateOf(c) {
+					case waiting:
+						c.request <- errCut
+					case executed:
+						c.answer <- errCut
+					}
+				}
+			}
+		}
+		w.later(lasts, func() {
+			for _, p := range some {
+				w.say("p%d: Redis is back", p.id)
+				p.n.turn(fair)
+			}
+		})
+	}
+	w.quiet()
+	if !p.up() && w.rng.IntN(2) == 0 {
+		w.revive()
+	}
+}
+
+// revive starts another process, unless there have been many.
+func (w *world) revive() {
+	if len(w.processes) >= 9 {
+		for len(w.ops) < w.plan.ops { // nothing can be called any more
+			w.plan.ops--
+		}
+		return
+	}
+	w.step++
+	p := w.newProcess()
+	w.say("p%d starts", p.id)
+	w.quiet()
+}
+
+func (w *world) later(d time.Duration, do func()) {
+	w.thaws = append(w.thaws, thaw{time.Now().Add(d), do})
+}
+
+// thaw ends the troubles whose time has come.
+func (w *world) thaw() {
+	now := time.Now()
+	var left []thaw
+	for _, th := range w.thaws {
+		if now.Before(th.at) {
+			left = append(left, th)
+			continue
+		}
+		w.step++
+		th.do()
+		w.quiet()
+	}
+	w.thaws = left
+}
