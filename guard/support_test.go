@@ -91,6 +91,7 @@ func (w *world) fleet(n int, p guard.Policy) []*guard.Guard[string] {
 	for i := range all {
 		all[i] = w.guard(w.open(), p)
 	}
+	time.Sleep(time.Second) // fake: until the subscriptions are live
 	return all
 }
 
