@@ -266,7 +266,7 @@ func TestFetchThatAsksForItsOwnKeyIsTold(t *testing.T) {
 func TestOneWaiterIsElectedWhenALeaseExpires(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		// A holder that can't be seen to be dead: its lease isn't renewed.
-		frozen := w.open()
+		frozen, fleet := w.open(), w.fleet(4, policy())
 		ask := cache.Ask{TTL: 2 * time.Second, RenewFor: time.Millisecond, MaxAttempts: 3, Window: time.Minute}
 		a, err := frozen.Acquire(context.Background(), "g:k", ask)
 		must(w, err)
@@ -274,7 +274,7 @@ func TestOneWaiterIsElectedWhenALeaseExpires(t *testing.T) {
 			w.Fatalf("answered %v", a.Verdict)
 		}
 		o := &origin{takes: 100 * time.Millisecond}
-		for _, a := range callers(w.fleet(4, policy()), 5, "k", o.fetch) {
+		for _, a := range callers(fleet, 5, "k", o.fetch) {
 			if a.value != "v1" || !within(a.took, 2100*time.Millisecond, 10*time.Millisecond) {
 				w.Errorf("a caller got %q, %v after %v", a.value, a.err, a.took)
 			}
