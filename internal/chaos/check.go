@@ -53,8 +53,10 @@ type Verdict struct {
 
 	Faults map[string]*Tally `json:"faults"`
 
-	// Findings tell the first of what must not be, one line each.
+	// Findings tell the first of what must not be, one line each; Lost, of the
+	// values that callers got as a failover had lost an invalidation.
 	Findings []string `json:"findings"`
+	Lost     []string `json:"lost"`
 }
 
 // OK reports whether all is zero that must be.
@@ -94,7 +96,7 @@ func Check(h *History) *Verdict {
 		History: h,
 		Verdict: &Verdict{
 			Errors: map[string]int{}, Explained: map[string]int{}, LostLeasesBy: map[string]int{},
-			HeapGrowth: map[int]int64{}, Events: map[string]int{}, Findings: []string{},
+			HeapGrowth: map[int]int64{}, Events: map[string]int{}, Findings: []string{}, Lost: []string{},
 			Faults: map[string]*Tally{Calm: {Times: 1, Errors: map[string]int{}}},
 		},
 		barriers: map[string]*barriers{}, sets: map[source]*Change{}, pauses: map[int][]Pause{},
@@ -150,7 +152,7 @@ var losses = map[string]bool{
 func (c *checker) change(ch *Change) {
 	end := ch.End
 	if !ch.acknowledged() { // it may be carried out later, or never
-		end = max(ch.Start, ch.End).Add(c.Terms.Reach)
+		end = max(ch.Start, ch.End).Add(c.Terms.Late)
 	}
 	c.changed[ch.Key] = append(c.changed[ch.Key], span{ch.Start, end})
 	if ch.Op == opSet {
@@ -276,9 +278,13 @@ func (c *checker) wrong(g *Get) string {
 		return fmt.Sprintf("%s, but process %d called %s at %s, which returned at %s",
 			describe(o), ch.Proc, ch.Op, clock(ch.Start), clock(ch.End))
 	}
-	if lost := b.doubtful(g.Start, at); lost != nil {
+	if ch := b.doubtful(g.Start, at); ch != nil {
 		c.StaleAfterLost++
-		c.lossy[lost] = true
+		if !c.lossy[ch] && len(c.Verdict.Lost) < maxFindings {
+			c.Verdict.Lost = append(c.Verdict.Lost, fmt.Sprintf("process %d called %s of %q at %s, which returned at %s; process %d called Get at %s and got, from %s, a value %s",
+				ch.Proc, ch.Op, ch.Key, clock(ch.Start), clock(ch.End), g.Proc, clock(g.Start), g.Source, describe(o)))
+		}
+		c.lossy[ch] = true
 	}
 	return ""
 }

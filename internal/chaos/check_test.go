@@ -21,7 +21,7 @@ func plan(plant func(*chaos.History)) *chaos.History {
 		Fetches: []chaos.Fetch{{Proc: 1, Key: key, Seq: 1, Start: at(100), End: at(200), Token: "t1", Leased: true}},
 		Gets:    []chaos.Get{got(1, 90, 210, fetched(1, 1, 100))},
 		Terms: chaos.Terms{
-			Patience: time.Second, Reach: 100 * time.Millisecond, Lease: time.Second, HardTTL: 5 * time.Second,
+			Patience: time.Second, Reach: 50 * time.Millisecond, Late: 100 * time.Millisecond, Lease: time.Second, HardTTL: 5 * time.Second,
 		},
 		CalmUntil: at(50),
 	}
@@ -256,6 +256,9 @@ func TestCheckFindsDuplicateFetches(t *testing.T) {
 		}},
 		{"a Delete after both had begun", 1, 1, 0, func(h *chaos.History, _, _ *chaos.Fetch) {
 			h.Changes = append(h.Changes, changed("delete", 1, 160, 170))
+		}},
+		{"a Delete long before both", 1, 1, 0, func(h *chaos.History, _, _ *chaos.Fetch) {
+			h.Changes = append(h.Changes, changed("delete", 1, 20, 30))
 		}},
 		{"a Delete of another key", 1, 1, 0, func(h *chaos.History, _, _ *chaos.Fetch) {
 			c := changed("delete", 1, 120, 130)

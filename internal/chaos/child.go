@@ -223,7 +223,10 @@ func (c *child) Observe(ev cache.Event) {
 	if !told[ev.Kind] {
 		return
 	}
-	e := &Event{Kind: string(ev.Kind), At: now(), Key: ev.Key}
+	e := &Event{Kind: string(ev.Kind), At: now(), Key: ev.Key, Node: ev.Node}
+	if ev.Err != nil {
+		e.Err = ev.Err.Error()
+	}
 	if !ev.Token.IsZero() {
 		e.Token = ev.Token.String()
 	}

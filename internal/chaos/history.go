@@ -76,6 +76,8 @@ type Event struct {
 	At    Stamp  `json:"a"`
 	Key   string `json:"k,omitempty"`
 	Token string `json:"t,omitempty"`
+	Node  string `json:"n,omitempty"` // of a store's events
+	Err   string `json:"r,omitempty"`
 }
 
 // A Fault is something that the nemesis did.
@@ -127,9 +129,8 @@ type History struct {
 // Terms are what the checker must know of the policies in force.
 type Terms struct {
 	Patience time.Duration // how much later than its deadline a caller may return
-	// Reach is how long before a fetch starts a change may have ended its lease,
-	// and how long after it failed a change may still be carried out.
-	Reach    time.Duration
+	Reach    time.Duration // how long before a fetch starts its lease may have been granted
+	Late     time.Duration // how long after it failed a change may still be carried out
 	Lease    time.Duration
 	HardTTL  time.Duration // the longest of the kinds that are changed, and a fetch
 	Replicas bool          // only these lose what was acknowledged

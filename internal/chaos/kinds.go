@@ -31,6 +31,8 @@ type kind struct {
 	fetch   time.Duration // at most; at least half of it
 	size    int           // of the value, in bytes
 	changed bool          // by Delete, Set and Expire
+	raced   bool          // and that at the very moment in which a fetch ends
+	deaf    bool          // the fetch doesn't heed its context
 }
 
 var kinds = []kind{
@@ -46,6 +48,10 @@ var kinds = []kind{
 		policy: guard.Policy{TTL: 3 * time.Second}},
 	{name: "stale", keys: 4, weight: 12, burst: 4, fetch: 120 * time.Millisecond, changed: true,
 		policy: guard.Policy{TTL: 500 * time.Millisecond, Stale: 3 * time.Second}},
+	{name: "raced", keys: 3, weight: 4, burst: 3, fetch: 8 * time.Millisecond, changed: true, raced: true,
+		policy: guard.Policy{TTL: 3 * time.Second}},
+	{name: "slow", keys: 3, weight: 3, burst: 4, fetch: 2500 * time.Millisecond, deaf: true,
+		policy: guard.Policy{TTL: 500 * time.Millisecond}},
 	{name: kindFailing, keys: 4, weight: 5, burst: 4, fetch: 40 * time.Millisecond,
 		policy: guard.Policy{TTL: time.Second}},
 	{name: kindPrivate, keys: 2, weight: 3, burst: 3, fetch: 20 * time.Millisecond,
@@ -67,7 +73,7 @@ func terms(redisTimeout time.Duration, replicas bool) Terms {
 		}
 	}
 	return Terms{
-		Patience: time.Second, Reach: 10*time.Second + 4*redisTimeout, Lease: leaseTTL,
+		Patience: time.Second, Reach: redisTimeout + 100*time.Millisecond, Late: 10 * time.Second, Lease: leaseTTL,
 		HardTTL: longest + fetchTimeout, Replicas: replicas,
 	}
 }

@@ -52,7 +52,7 @@ func (c *child) callForever(ctx context.Context, rng *rand.Rand) {
 				break
 			}
 			timeout := patient
-			if rng.IntN(10) == 0 {
+			if k.deaf || rng.IntN(10) == 0 {
 				timeout = 30*time.Millisecond + upTo(rng, 270*time.Millisecond)
 			}
 			took := k.fetch/2 + upTo(rng, k.fetch/2)
@@ -112,6 +112,9 @@ func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, t
 	fill.Private = k.name == kindPrivate
 	timer := time.NewTimer(took)
 	defer timer.Stop()
+	if k.deaf {
+		ctx = context.Background()
+	}
 	select {
 	case <-timer.C:
 	case <-ctx.Done():
@@ -130,27 +133,45 @@ func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, t
 // changeForever invalidates keys, and looks at once what that did: in this
 // process, as the others are busy with the same keys anyway.
 func (c *child) changeForever(ctx context.Context, rng *rand.Rand) {
-	var changed []*kind
+	var changed, raced []*kind
 	for i := range kinds {
-		if kinds[i].changed {
-			changed = append(changed, &kinds[i])
+		if k := &kinds[i]; k.raced {
+			raced = append(raced, k)
+		} else if k.changed {
+			changed = append(changed, k)
 		}
 	}
-	every := time.Duration(40 / c.cfg.Rate * 1e9)
-	for pauseFor(ctx, rng, every) {
-		k := changed[rng.IntN(len(changed))]
-		key, op := k.key(rng), opExpire
-		switch n := rng.IntN(100); {
-		case n < 50:
-			op = opDelete
-		case n < 85:
-			op = opSet
+	for n := 0; pauseFor(ctx, rng, time.Duration(10/c.cfg.Rate*1e9)); n++ {
+		if n%4 == 0 {
+			k := changed[rng.IntN(len(changed))]
+			key, op := k.key(rng), drawOp(rng)
+			c.work.Go(func() { c.changeAndGet(k, key, op) })
+			continue
 		}
+		k := raced[rng.IntN(len(raced))]
+		key, op, after := k.key(rng), drawOp(rng), upTo(rng, k.fetch*3/2)
+		took := k.fetch/2 + upTo(rng, k.fetch/2)
+		c.work.Go(func() { c.get(k, key, patient, took) })
 		c.work.Go(func() {
-			if c.change(k, key, op) {
-				c.get(k, key, patient, k.fetch/2)
-			}
+			time.Sleep(after)
+			c.changeAndGet(k, key, op)
 		})
+	}
+}
+
+func drawOp(rng *rand.Rand) string {
+	switch n := rng.IntN(100); {
+	case n < 50:
+		return opDelete
+	case n < 85:
+		return opSet
+	}
+	return opExpire
+}
+
+func (c *child) changeAndGet(k *kind, key, op string) {
+	if c.change(k, key, op) {
+		c.get(k, key, patient, k.fetch/2)
 	}
 }
 

@@ -58,7 +58,7 @@ func (n *nemesis) restart(ctx context.Context) (string, error) {
 		}
 		wait(ctx, upTo(n.rng, 700*time.Millisecond))
 	}
-	return m.Addr() + ", " + how, m.Restart(ctx)
+	return m.Addr() + ", " + how, errors.Join(m.Restart(ctx), n.reinstate(ctx, m))
 }
 
 func (n *nemesis) restartEmpty(ctx context.Context) (string, error) {
@@ -66,7 +66,16 @@ func (n *nemesis) restartEmpty(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return m.Addr(), m.RestartEmpty(ctx)
+	return m.Addr(), errors.Join(m.RestartEmpty(ctx), n.reinstate(ctx, m))
+}
+
+// reinstate makes a restarted server the master that it was. The one that began
+// as the replica has it on its command line that it is one.
+func (n *nemesis) reinstate(ctx context.Context, m *redistest.Server) error {
+	if n.Topology != Sentinel {
+		return nil
+	}
+	return ask(ctx, m, func(r *redis.Client) error { return r.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
 }
 
 // severalTimes does something to all masters every now and then for a while.

@@ -10,10 +10,12 @@ type recorder struct {
 	changes map[source]int // index in history.Changes
 	lives   map[int]*Life
 	odd     map[string]int // errors of no known kind
+	told    func(Event)    // hears of a store's events
 }
 
-func newRecorder() *recorder {
+func newRecorder(told func(Event)) *recorder {
 	return &recorder{
+		told:    told,
 		fetches: map[source]int{}, changes: map[source]int{}, lives: map[int]*Life{}, odd: map[string]int{},
 	}
 }
@@ -51,6 +53,9 @@ func (r *recorder) add(proc int, rep *report) {
 	case rep.Event != nil:
 		rep.Event.Proc = proc
 		h.Events = append(h.Events, *rep.Event)
+		if rep.Event.Node != "" {
+			r.told(*rep.Event)
+		}
 	case rep.Late != nil:
 		rep.Late.Proc = proc
 		h.Pauses = append(h.Pauses, *rep.Late)

@@ -71,6 +71,9 @@ func (r *Result) totals(b *strings.Builder) {
 	for text, n := range r.Odd {
 		fmt.Fprintf(b, "  other error, %d times: %s\n", n, text)
 	}
+	for _, l := range r.Lost {
+		fmt.Fprintf(b, "  lost: %s\n", l)
+	}
 	for _, f := range r.Findings {
 		fmt.Fprintf(b, "FOUND %s\n", f)
 	}

@@ -25,6 +25,7 @@ type Options struct {
 	Calm         time.Duration // at the start; 0: a tenth of For, at least 3 s
 	Faults       []string      // names; none: all of the topology
 	Progress     io.Writer
+	Verbose      bool // progress tells of the stores' events too
 }
 
 // Validate returns all that is wrong with the options.
@@ -103,7 +104,8 @@ func Run(ctx context.Context, opts Options) (*Result, error) {
 	if opts.RedisTimeout == 0 {
 		opts.RedisTimeout = 250 * time.Millisecond
 	}
-	r := &runner{Options: opts, life: ctx, rec: newRecorder(), begin: time.Now()}
+	r := &runner{Options: opts, life: ctx, begin: time.Now()}
+	r.rec = newRecorder(r.hear)
 	err := r.run()
 	ended, interrupted := time.Now(), ctx.Err() != nil
 	if stopErr := r.stop(); err == nil {
@@ -240,6 +242,13 @@ func (r *runner) result(ended time.Time) *Result {
 	return &Result{
 		Topology: r.Topology, Seed: r.Seed, Seconds: elapsed.Seconds(), Procs: r.Procs, Started: r.started,
 		Rate: r.Rate, ClockStepMS: float64(step) / 1e6, Verdict: Check(h), Odd: maps.Clone(r.rec.odd),
+	}
+}
+
+// hear tells of breakers and subscriptions, if that is asked for.
+func (r *runner) hear(e Event) {
+	if r.Verbose {
+		r.progress("    process %d: %s %s %s", e.Proc, e.Kind, e.Node, e.Err)
 	}
 }
 

@@ -70,7 +70,7 @@ func newPlan(rng *rand.Rand) plan {
 		stubborn:     pick(rng, 0, 30),
 		hanging:      pick(rng, 0, 0, 5),
 	}
-	p.readTimeout = p.redisTimeout * time.Duration(1+rng.IntN(4))
+	p.readTimeout = p.redisTimeout * time.Duration(pick(rng, 6, 13, 22, 41)) / 10 // never the same
 	p.policy = guard.Policy{
 		TTL:             pick(rng, 40*ms, 300*ms, 3*time.Second),
 		Stale:           pick(rng, 0, 0, 200*ms, 2*time.Second),

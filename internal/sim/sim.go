@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -403,6 +404,17 @@ func (w *world) answer(c *call) {
 }
 
 func (w *world) replyOf(c *call) string {
+	if c.is("get") {
+		var all []string
+		for _, cmd := range c.cmds {
+			if get, ok := cmd.(*redis.StringCmd); ok && get.Err() == nil {
+				e, _ := cache.ParseEntry([]byte(get.Val()))
+				all = append(all, fmt.Sprintf("%v %q by %s", e.Kind, e.Payload, w.tokenName(string(e.Version[:]))))
+			}
+		}
+		slices.Sort(all)
+		return fmt.Sprintf("%d found %s", len(all), strings.Join(all, ", "))
+	}
 	switch v := c.reply().(type) {
 	case nil:
 		return "no reply"

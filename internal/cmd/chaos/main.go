@@ -79,6 +79,7 @@ func parse(args []string, out io.Writer) (opts chaos.Options, asJSON bool, err e
 	flags.DurationVar(&opts.Calm, "calm", 0, "before the first fault (default: a tenth of -for, at least 3s)")
 	names := flags.String("faults", "", "`names`, with commas between (default: all that there are on the Redis)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object instead of the table")
+	flags.BoolVar(&opts.Verbose, "v", false, "tell of breakers and subscriptions as they change")
 	flags.Usage = func() {
 		fmt.Fprintln(out, "usage: chaos [flags]")
 		flags.PrintDefaults()
