@@ -1,0 +1,199 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+)
+
+func TestSoftTimeoutServesStaleWhileTheFetchGoesOn(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) {
+			p.TTL, p.StaleIfError, p.SoftTimeout = time.Second, time.Minute, 100*time.Millisecond
+		}))
+		o := &origin{takes: 2 * time.Second}
+		first := callers(fleet[:1], 1, "k", o.fetch)[0]
+		if first.took != 2*time.Second {
+			w.Errorf("without a stale value: %v after %v", first.err, first.took)
+		}
+		time.Sleep(3 * time.Second)
+		for i, a := range callers(fleet, 3, "k", o.fetch) {
+			if a.value != "v1" || a.took != 100*time.Millisecond {
+				w.Errorf("caller %d: %q, %v after %v", i, a.value, a.err, a.took)
+			}
+		}
+		time.Sleep(2 * time.Second)
+		if v := get(w, fleet[1], "k", never); v != "v2" {
+			w.Errorf("the fetch that went on stored %q", v)
+		}
+		o.fetched(w, 2)
+	})
+}
+
+func TestWaitTimeoutFollowsThePolicy(t *testing.T) {
+	for name, c := range map[string]struct {
+		on     guard.OnWaitTimeout
+		stale  bool
+		value  string
+		err    error
+		source guard.Source
+	}{
+		"stale or error, stale":  {guard.StaleOrError, true, "v1", nil, guard.Stale},
+		"stale or error, none":   {guard.StaleOrError, false, "", guard.ErrWaitTimeout, 0},
+		"error always":           {guard.ErrorAlways, true, "", guard.ErrWaitTimeout, 0},
+		"stale or fetch, stale":  {guard.StaleOrFetch, true, "v1", nil, guard.Stale},
+		"stale or fetch, fetch ": {guard.StaleOrFetch, false, "own", nil, guard.UnguardedFetch},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(2, policy(func(p *guard.Policy) {
+					p.TTL, p.WaitTimeout, p.OnWaitTimeout = time.Second, 300*time.Millisecond, c.on
+					p.StaleIfError = time.Minute
+				}))
+				if c.stale {
+					get(w, fleet[0], "k", (&origin{}).fetch)
+					time.Sleep(2 * time.Second)
+				}
+				slow := &origin{takes: 5 * time.Second}
+				go callers(fleet[:1], 1, "k", slow.fetch)
+				synctest.Wait()
+				start := time.Now()
+				r, err := fleet[1].Load(context.Background(), "k", func(context.Context, *guard.Fill[string]) (string, error) { return "own", nil })
+				if r.Value != c.value || r.Source != c.source || !errors.Is(err, c.err) || time.Since(start) != 300*time.Millisecond {
+					w.Errorf("%+v, %v after %v", r, err, time.Since(start))
+				}
+				time.Sleep(6 * time.Second)
+			})
+		})
+	}
+}
+
+func TestErrorPauseDoublesFleetWide(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(3, policy(func(p *guard.Policy) {
+			p.TTL, p.Stale, p.ErrorPause, p.MaxErrorPause = time.Second, 24*time.Hour, time.Second, 8*time.Second
+		}))
+		var asked []time.Time
+		o := &origin{answer: func(_ context.Context, n int) (string, error) {
+			asked = append(asked, time.Now())
+			if n == 1 {
+				return "good", nil
+			}
+			return "", errors.New("down")
+		}}
+		get(w, fleet[0], "k", o.fetch)
+		time.Sleep(2 * time.Second)
+		for range 600 {
+			callers(fleet, 1, "k", o.fetch)
+			time.Sleep(50 * time.Millisecond)
+		}
+		want := []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 8 * time.Second}
+		if len(asked) < 2+len(want) {
+			w.Fatalf("asked %d times", len(asked))
+		}
+		for i, d := range want {
+			if got := asked[i+2].Sub(asked[i+1]); !within(got, d, 500*time.Millisecond) {
+				w.Errorf("pause %d was %v, want %v", i+1, got, d)
+			}
+		}
+		// An outcome ends the row.
+		must(w, fleet[1].Set(context.Background(), "k", "set"))
+		time.Sleep(2 * time.Second)
+		n := len(asked)
+		for range 40 {
+			callers(fleet, 1, "k", o.fetch)
+			time.Sleep(50 * time.Millisecond)
+		}
+		if got := asked[n+1].Sub(asked[n]); !within(got, time.Second, 500*time.Millisecond) {
+			w.Errorf("after a Set the first pause was %v", got)
+		}
+	})
+}
+
+func TestStaleOnSaysWhichErrorsAreMasked(t *testing.T) {
+	down, gone := errors.New("down"), errors.New("gone")
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.TTL, p.StaleIfError, p.ErrorPause = time.Second, time.Hour, guard.Off
+			p.StaleOn = func(err error) bool { return !errors.Is(err, gone) }
+		}))[0]
+		get(w, g, "k", (&origin{}).fetch)
+		time.Sleep(2 * time.Second)
+		fails := func(err error) guard.FetchFunc[string] {
+			return func(context.Context) (string, error) { return "", err }
+		}
+		if v, err := g.Get(context.Background(), "k", fails(down)); v != "v1" || err != nil {
+			w.Errorf("down: %q, %v", v, err)
+		}
+		if _, err := g.Get(context.Background(), "k", fails(gone)); !errors.Is(err, gone) {
+			w.Errorf("gone: %v", err)
+		}
+		if _, err := g.Get(context.Background(), "k", fails(guard.ErrNotFound)); !errors.Is(err, guard.ErrNotFound) {
+			w.Errorf("not found: %v", err)
+		}
+	})
+}
+
+func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(3, policy())
+		o := &origin{takes: time.Second}
+		get(w, fleet[0], "k", o.fetch)
+		done := make(chan string, 6)
+		for i := range 6 {
+			go func() {
+				v, err := fleet[i%3].Refresh(context.Background(), "k", o.fetch)
+				if err != nil {
+					w.Error(err)
+				}
+				done <- v
+			}()
+		}
+		synctest.Wait()
+		if v := get(w, fleet[1], "k", never); v != "v1" {
+			w.Errorf("meanwhile: %q", v)
+		}
+		for range 6 {
+			if v := <-done; v != "v2" {
+				w.Errorf("Refresh returned %q", v)
+			}
+		}
+		if v := get(w, fleet[2], "k", never); v != "v2" {
+			w.Errorf("afterwards: %q", v)
+		}
+		o.fetched(w, 2)
+	})
+}
+
+func TestStatsCountWhatHappened(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))
+		o := &origin{takes: time.Second}
+		go callers(fleet[:1], 2, "k", o.fetch)
+		synctest.Wait()
+		go callers(fleet[1:], 1, "k", o.fetch)
+		time.Sleep(500 * time.Millisecond)
+		for i, role := range []string{"fetching", "waiting"} {
+			s := fleet[i].Stats()
+			if len(s.InFlight) != 1 || s.InFlight[0].Role != role || s.InFlight[0].Key != "k" || s.InFlight[0].Age != 500*time.Millisecond {
+				w.Errorf("in flight, %s: %+v", role, s.InFlight)
+			}
+		}
+		time.Sleep(time.Second)
+		get(w, fleet[0], "k", never)
+		boom := errors.New("boom")
+		_, _ = fleet[0].Get(context.Background(), "bad", func(context.Context) (string, error) { return "", boom })
+		s := fleet[0].Stats()
+		if s.Fetched != 1 || s.Waited != 1 || s.NearHits != 1 || s.Fetches != 2 || s.FetchErrors != 1 ||
+			s.Errors.Fetch != 1 || s.NearEntries != 1 || len(s.InFlight) != 0 {
+			w.Errorf("%+v", s)
+		}
+		if s := fleet[1].Stats(); s.Waited != 1 || s.Fetches != 0 {
+			w.Errorf("the other: %+v", s)
+		}
+	})
+}
