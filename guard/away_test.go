@@ -92,7 +92,7 @@ func faulty(t *testing.T, p guard.Policy, opts cache.Options, test func(w *world
 		g, err := guard.New[string](s, "g", p)
 		must(w, err)
 		time.Sleep(time.Second) // fake: until the subscription is live
-		defer func() { // also when the test has failed
+		defer func() {          // also when the test has failed
 			n.refuses.Store(false)
 			n.blackHole.Store(false)
 			_ = g.Close()
