@@ -49,11 +49,14 @@ func (s *Redis) change(ctx context.Context, key, op string, sc *script, keys []s
 	if s.closing.Load() {
 		return ErrClosed
 	}
+	// A lease that this process is granted between the script and its answer is
+	// not the one that ended.
+	holder := s.ledger.holder(key)
 	if err := s.runOnly(ctx, keys[0], op, sc, keys, args...); err != nil {
 		return s.orLater(op, err)
 	}
 	// A fetch in this process need not wait for its next renewal to hear of it.
-	s.ledger.loseKey(key)
+	s.ledger.lose(holder)
 	return nil
 }
 

@@ -123,13 +123,14 @@ func (l *ledger) loseRecord(r *record) {
 	}
 }
 
-// loseKey is lose for whatever token holds key in this process.
-func (l *ledger) loseKey(key string) {
+// holder is the token that holds key in this process, or zero.
+func (l *ledger) holder(key string) Token {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.byKey[key]; r != nil && r.state == held {
-		l.loseRecord(r)
+	if r := l.byKey[key]; r != nil {
+		return r.token
 	}
+	return Token{}
 }
 
 // leave keeps the token in mind, for as long as it counts as an attempt: its

@@ -112,9 +112,10 @@ func (p *pursuit) lead(lease *cache.Lease) *outcome {
 		p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
 		return &outcome{err: ErrClosed, moment: always}
 	case r.lost:
-		// The fetch was ended by the loss of its lease: a loss, not a failure. Fail
-		// will say no, which strikes the attempt from the record.
-		_, _ = p.store.Fail(ctx, lease, nil, 0)
+		// The fetch was ended by the loss of its lease: a loss, not a failure. To
+		// release the lease strikes its attempt from the record, and frees the key
+		// if the loss was believed too early.
+		_ = p.store.Release(ctx, lease)
 		return goRound()
 	case errors.Is(r.err, ErrNotFound) && p.policy.Negative != Off:
 		entry := &cache.Entry{Kind: cache.Negative, TTL: p.policy.Negative, FreshFor: p.policy.Negative}

@@ -3,7 +3,9 @@ package linear
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"time"
 
@@ -33,6 +35,9 @@ type Load struct {
 	FetchFails         float64       // so many fetches fail
 	Impatient          float64       // so many Gets have a context that ends during the fetch
 	TTLMin, TTLMax     time.Duration // drawn by each fetch; 0: the policy's
+
+	// Calm says that no Get may fail: the child complains of one that does.
+	Calm bool
 }
 
 // A worker makes calls and tells of them.
@@ -150,6 +155,9 @@ func (w *worker) get(key uint32) {
 	o := Op{Kind: Get, Key: key, Call: Now()}
 	res, err := w.guard.Load(ctx, keyName(key), w.fetch)
 	o.Return, o.Failed, o.Source = Now(), err != nil, res.Source
+	if err != nil && w.load.Calm {
+		fmt.Fprintf(os.Stderr, "linear: Get of %d failed after %v: %v\n", key, time.Duration(o.Return-o.Call), err)
+	}
 	if err == nil {
 		if o.Value, err = parseValue(res.Value); err != nil {
 			panic(err) // the guard made a value up, or changed one
