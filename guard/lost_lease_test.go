@@ -33,7 +33,7 @@ func (h *deleteHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return next(ctx, cmd)
 		}
 		switch cmd.Args()[2] { // the number of keys
-		case 5: // acquire
+		case 6: // acquire
 			<-h.deleted
 			err := next(ctx, cmd)
 			close(h.granted)
