@@ -37,6 +37,7 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 				return Answer{}, nodeErr
 			}
 			if time.Now().After(deadline) {
+				n.sub.doubt(deadline.Add(-s.opts.RedisTimeout))
 				return Answer{}, err
 			}
 			if err := n.sub.awaitLive(ctx, time.Until(deadline)); err != nil {

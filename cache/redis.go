@@ -28,7 +28,9 @@ type Options struct {
 	RedisTimeout time.Duration
 
 	// BreakerFailures is how many calls in a row must fail on a node before the
-	// store stops asking it, until a probe in the background succeeds. Default 5.
+	// store stops asking it, until a probe in the background succeeds. Default 3:
+	// calls that share a pipeline fail as one, so that is within a second of a
+	// black hole.
 	BreakerFailures int
 
 	// MaxInFlight bounds the calls under way at once on each Redis node, reads
@@ -52,7 +54,7 @@ func (o Options) withDefaults() Options {
 		o.RedisTimeout = 250 * time.Millisecond
 	}
 	if o.BreakerFailures == 0 {
-		o.BreakerFailures = 5
+		o.BreakerFailures = 3
 	}
 	if o.MaxInFlight == 0 {
 		o.MaxInFlight = 256

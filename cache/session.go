@@ -21,6 +21,10 @@ const (
 	lastRedial  = 500 * time.Millisecond
 )
 
+// errElsewhere ends a connection that answers, and isn't to the node that
+// commands go to.
+var errElsewhere = errors.New("cache: the subscription is not where commands go")
+
 // session holds one connection until it fails, and returns why and whether it
 // had been live. Two goroutines serve it: this one writes and keeps watch, the
 // other receives.
@@ -54,6 +58,8 @@ func (u *subscriber) session() (wasLive bool, err error) {
 			err = u.ctx.Err()
 		case <-received:
 			err = failure
+		case <-u.doubted:
+			err = errElsewhere
 		case <-u.kick:
 			err = u.reconcile(ctx, ps)
 		case <-ping.C:
@@ -62,9 +68,30 @@ func (u *subscriber) session() (wasLive bool, err error) {
 			} else {
 				err = ps.Ping(ctx)
 			}
+			u.verify()
 		}
 	}
 	return u.wentLive(), err
+}
+
+// verify asks, where commands go, whether this process is subscribed there. Who
+// uses a near cache needs to know: an acquire, which tells too, may be rare.
+func (u *subscriber) verify() {
+	if !u.s.feeds.any() || !u.s.liveness.Load() {
+		return
+	}
+	asked := time.Now()
+	u.s.spawn(func() {
+		n := make(chan int64, 1)
+		err := u.s.bounded(u.ctx, u.n, "PUBSUB NUMSUB", func(ctx context.Context) error {
+			all, err := u.n.client.PubSubNumSub(ctx, u.alive).Result()
+			n <- all[u.alive]
+			return err
+		})
+		if err == nil && <-n == 0 {
+			u.doubt(asked)
+		}
+	})
 }
 
 // dial connects and asks for the liveness channel. It returns when that takes

@@ -27,12 +27,14 @@ type subscriber struct {
 	channels map[string]*channel // wake channels, wanted or not yet unsubscribed
 	live     chan struct{}       // closed while the liveness channel is confirmed
 	isLive   bool
+	liveAt   time.Time     // when it last became live
 	followed bool          // the channel of invalidations was subscribed to
 	denied   error         // the Redis user may not subscribe
 	epoch    int           // counts connections: what an earlier one still delivers is ignored
 	left     chan struct{} // closed when the liveness channel was left on purpose
 
 	kick    chan struct{} // the set of wanted channels changed
+	doubted chan struct{} // Redis doesn't see the subscription
 	ctx     context.Context
 	cancel  context.CancelFunc
 	ended   chan struct{}
@@ -53,6 +55,7 @@ func newSubscriber(s *Redis, n *node, ctx context.Context) *subscriber {
 		channels: map[string]*channel{},
 		live:     make(chan struct{}),
 		kick:     make(chan struct{}, 1),
+		doubted:  make(chan struct{}, 1),
 		ended:    make(chan struct{}),
 	}
 	sub.ctx, sub.cancel = context.WithCancel(ctx)
@@ -106,6 +109,22 @@ func (u *subscriber) awaitLive(ctx context.Context, d time.Duration) error {
 		return errUnsubscribed
 	case <-ctx.Done():
 		return ended(ctx)
+	}
+}
+
+// doubt gives the connection up if it has been live since before the given time,
+// and yet nobody is subscribed where commands go. Behind Sentinel, a master that
+// was replaced goes on answering for some ten seconds; the client closes its
+// pooled connections to it, but not this one.
+func (u *subscriber) doubt(since time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.isLive || !u.liveAt.Before(since) {
+		return
+	}
+	select {
+	case u.doubted <- struct{}{}:
+	default:
 	}
 }
 
@@ -226,7 +245,11 @@ func (u *subscriber) confirm(msg *redis.Subscription, epoch int) {
 func (u *subscriber) confirmAlive(on bool) {
 	switch {
 	case on && !u.isLive && u.ctx.Err() == nil:
-		u.isLive = true
+		u.isLive, u.liveAt = true, time.Now()
+		select {
+		case <-u.doubted: // it was about an earlier connection
+		default:
+		}
 		close(u.live)
 		u.s.observe(Event{Kind: SubscriptionUp, Node: u.n.addr})
 	case !on && u.left != nil:

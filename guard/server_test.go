@@ -86,6 +86,59 @@ func TestFailoverCostsAtMostOneMoreFetch(t *testing.T) {
 	}
 }
 
+// Behind Sentinel a master that was replaced goes on answering for some ten
+// seconds, and the subscription with it: leases are granted again all the same.
+func TestLeasesAreGrantedSoonAfterAForcedFailover(t *testing.T) {
+	sentinel := redistest.RunSentinel(t, redistest.SentinelConfig{})
+	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+	g := onClient(t, sentinel.Client(), p)
+	fetch := func(context.Context) (string, error) { return "v", nil }
+	get(&world{T: t}, g, "before", fetch)
+	if err := sentinel.Failover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for n := 0; ; n++ {
+		_, err := g.Get(context.Background(), fmt.Sprint("k", n), fetch)
+		if err == nil {
+			break
+		}
+		if time.Since(start) > 5*time.Second {
+			t.Fatalf("5 s after the failover no lease is granted: %v", err)
+		}
+	}
+	t.Logf("after %v", time.Since(start))
+}
+
+// pitfall 24: the near cache hears of changes made on the new master, though the
+// old one goes on answering.
+func TestNearCacheFollowsAForcedFailover(t *testing.T) {
+	sentinel := redistest.RunSentinel(t, redistest.SentinelConfig{})
+	p := nearPolicy(func(p *guard.Policy) { p.Near.TTL = time.Minute })
+	g, other := onClient(t, sentinel.Client(), p), onClient(t, sentinel.Client(), policy())
+	w := &world{T: t}
+	must(w, other.Set(t.Context(), "k", "old"))
+	for near := false; !near; {
+		r, err := g.Load(t.Context(), "k", nil)
+		must(w, err)
+		near = r.Source == guard.FromNear
+	}
+	if err := sentinel.Failover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for other.Set(t.Context(), "k", "new") != nil { // until its client has followed
+		time.Sleep(time.Millisecond)
+	}
+	for get(w, g, "k", never) != "new" {
+		if time.Since(start) > 5*time.Second {
+			t.Fatal("5 s after the failover the near cache still has the old value")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Logf("after %v", time.Since(start))
+}
+
 // pitfall 26
 func TestSlotThatMovesUnderAFetchTakesItsWaitersAlong(t *testing.T) {
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})

@@ -192,6 +192,19 @@ func (r *recorder) Observe(e guard.Event) {
 	r.events = append(r.events, e)
 }
 
+// keys lists the keys of the events of a kind.
+func (r *recorder) keys(kind cache.EventKind) map[string]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := map[string]bool{}
+	for _, e := range r.events {
+		if e.Kind == kind {
+			all[e.Key] = true
+		}
+	}
+	return all
+}
+
 func (r *recorder) count(kind cache.EventKind) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -42,6 +42,7 @@ type Verdict struct {
 
 	LostLeases        int            `json:"lost_leases"`
 	LostLeasesBy      map[string]int `json:"lost_leases_by"`
+	RoleChanges       int            `json:"role_changes"` // of servers: two in a failover
 	LostInvalidations int            `json:"lost_invalidations"`
 	StaleAfterLost    int            `json:"stale_after_lost_invalidation"`
 
@@ -54,9 +55,11 @@ type Verdict struct {
 	Faults map[string]*Tally `json:"faults"`
 
 	// Findings tell the first of what must not be, one line each; Lost, of the
-	// values that callers got as a failover had lost an invalidation.
+	// values that callers got as a failover had lost an invalidation; Loose, of the
+	// explained duplicates while nothing was broken.
 	Findings []string `json:"findings"`
 	Lost     []string `json:"lost"`
+	Loose    []string `json:"loose_duplicates"`
 }
 
 // OK reports whether all is zero that must be.
@@ -96,7 +99,7 @@ func Check(h *History) *Verdict {
 		History: h,
 		Verdict: &Verdict{
 			Errors: map[string]int{}, Explained: map[string]int{}, LostLeasesBy: map[string]int{},
-			HeapGrowth: map[int]int64{}, Events: map[string]int{}, Findings: []string{}, Lost: []string{},
+			HeapGrowth: map[int]int64{}, Events: map[string]int{}, Findings: []string{}, Lost: []string{}, Loose: []string{},
 			Faults: map[string]*Tally{Calm: {Times: 1, Errors: map[string]int{}}},
 		},
 		barriers: map[string]*barriers{}, sets: map[source]*Change{}, pauses: map[int][]Pause{},
@@ -107,7 +110,7 @@ func Check(h *History) *Verdict {
 		c.get(&h.Gets[i])
 	}
 	c.duplicates()
-	c.LostInvalidations = len(c.lossy)
+	c.RoleChanges, c.LostInvalidations = len(h.Failovers), len(c.lossy)
 	c.processes()
 	return c.Verdict
 }
@@ -170,26 +173,20 @@ func (c *checker) change(ch *Change) {
 	b.add(ch, c.firmAt(ch))
 }
 
-// firmAt is when a change is certain to count: at once, unless a fault about
-// then may have lost it.
-func (c *checker) firmAt(ch *Change) (firm Stamp) {
-	if !c.Terms.Replicas {
-		return 0
-	}
-	for _, f := range c.History.Faults {
-		if f.Loses && ch.End >= f.Start.Add(-time.Second) && ch.Start <= f.Until {
-			firm = max(firm, f.Until.Add(c.Terms.HardTTL))
-		}
-	}
-	return firm
-}
-
-// during is the fault in which an instant lies.
-func (c *checker) during(at Stamp) string {
+// faultAt is the fault in which an instant lies; nil: none.
+func (c *checker) faultAt(at Stamp) *Fault {
 	faults := c.History.Faults
 	i := sort.Search(len(faults), func(i int) bool { return faults[i].Start > at }) - 1
 	if i >= 0 && at <= faults[i].Until {
-		return faults[i].Name
+		return &faults[i]
+	}
+	return nil
+}
+
+// during is its name.
+func (c *checker) during(at Stamp) string {
+	if f := c.faultAt(at); f != nil {
+		return f.Name
 	}
 	return Calm
 }
@@ -258,60 +255,6 @@ func (c *checker) ran(proc int, from, to Stamp) time.Duration {
 	return d
 }
 
-// wrong says why a caller must not have got its value; "" if it may.
-func (c *checker) wrong(g *Get) string {
-	o := g.Origin
-	switch {
-	case o == nil:
-		return "no value that was ever made: " + g.Damage
-	case o.Key != g.Key:
-		return fmt.Sprintf("it is of key %q", o.Key)
-	case kindOf(g.Key) == kindPrivate && (o.Proc != g.Proc || o.Caller != g.Caller):
-		return fmt.Sprintf("it is private to caller %d of process %d", o.Caller, o.Proc)
-	}
-	b := c.barriers[g.Key]
-	if b == nil {
-		return ""
-	}
-	at := c.latest(o)
-	if ch := b.before(g.Start, at); ch != nil {
-		return fmt.Sprintf("%s, but process %d called %s at %s, which returned at %s",
-			describe(o), ch.Proc, ch.Op, clock(ch.Start), clock(ch.End))
-	}
-	if ch := b.doubtful(g.Start, at); ch != nil {
-		c.StaleAfterLost++
-		if !c.lossy[ch] && len(c.Verdict.Lost) < maxFindings {
-			c.Verdict.Lost = append(c.Verdict.Lost, fmt.Sprintf("process %d called %s of %q at %s, which returned at %s; process %d called Get at %s and got, from %s, a value %s",
-				ch.Proc, ch.Op, ch.Key, clock(ch.Start), clock(ch.End), g.Proc, clock(g.Start), g.Source, describe(o)))
-		}
-		c.lossy[ch] = true
-	}
-	return ""
-}
-
-// latest is the last instant at which the value can have become current: when
-// the fetch started, or the Set returned. A Set that failed may do so any time.
-func (c *checker) latest(o *Origin) Stamp {
-	if !o.Set {
-		return o.At
-	}
-	if ch := c.sets[source{o.Proc, o.Seq}]; ch != nil && ch.acknowledged() {
-		return ch.End
-	}
-	return forever
-}
-
-const forever = Stamp(1<<63 - 1)
-
-func describe(o *Origin) string {
-	if o.Set {
-		return fmt.Sprintf("set by process %d, called at %s", o.Proc, clock(o.At))
-	}
-	return fmt.Sprintf("fetched by process %d from %s", o.Proc, clock(o.At))
-}
-
-func clock(s Stamp) string { return time.Unix(0, int64(s)).UTC().Format("15:04:05.000000") }
-
 // processes compares what idle processes had before and after.
 func (c *checker) processes() {
 	for _, l := range c.Lives {
@@ -330,62 +273,6 @@ func (c *checker) processes() {
 			c.StarvedMS = max(c.StarvedMS, float64(p.To.Sub(p.From))/1e6)
 		}
 	}
-}
-
-// barriers are the acknowledged Deletes and Sets of one key.
-type barriers struct {
-	firm    []*Change // by their end
-	newest  []*Change // newest[i] is the one of firm[:i+1] that started last
-	doubted []doubted
-}
-
-type doubted struct {
-	*Change
-	firm Stamp // from then on it counts
-}
-
-func (b *barriers) add(ch *Change, firm Stamp) {
-	if firm > 0 {
-		b.doubted = append(b.doubted, doubted{ch, firm})
-		return
-	}
-	b.firm = append(b.firm, ch)
-}
-
-func (b *barriers) sort() {
-	slices.SortFunc(b.firm, func(x, y *Change) int { return cmp.Compare(x.End, y.End) })
-	var newest *Change
-	for _, ch := range b.firm {
-		if newest == nil || ch.Start > newest.Start {
-			newest = ch
-		}
-		b.newest = append(b.newest, newest)
-	}
-}
-
-// before returns a change that had returned before call, and had started after
-// a value that is no younger than at: that value is gone.
-func (b *barriers) before(call, at Stamp) *Change {
-	n := sort.Search(len(b.firm), func(i int) bool { return b.firm[i].End >= call })
-	if n > 0 && b.newest[n-1].Start > at {
-		return b.newest[n-1]
-	}
-	for _, d := range b.doubted {
-		if d.End < call && d.Start > at && call > d.firm {
-			return d.Change
-		}
-	}
-	return nil
-}
-
-// doubtful is before for the changes that may have been lost.
-func (b *barriers) doubtful(call, at Stamp) *Change {
-	for _, d := range b.doubted {
-		if d.End < call && d.Start > at {
-			return d.Change
-		}
-	}
-	return nil
 }
 
 // FaultNames returns the names in the verdict, the calm first.

@@ -21,7 +21,7 @@ func plan(plant func(*chaos.History)) *chaos.History {
 		Fetches: []chaos.Fetch{{Proc: 1, Key: key, Seq: 1, Start: at(100), End: at(200), Token: "t1", Leased: true}},
 		Gets:    []chaos.Get{got(1, 90, 210, fetched(1, 1, 100))},
 		Terms: chaos.Terms{
-			Patience: time.Second, Reach: 50 * time.Millisecond, Late: 100 * time.Millisecond, Lease: time.Second, HardTTL: 5 * time.Second,
+			Patience: time.Second, Reach: 50 * time.Millisecond, Late: 100 * time.Millisecond, Lease: time.Second, Fetch: 8 * time.Second, HardTTL: 5 * time.Second,
 		},
 		CalmUntil: at(50),
 	}
@@ -163,30 +163,33 @@ func private(proc int, caller uint64) chaos.Get {
 
 func TestCheckHonoursWhatAFailoverMayLose(t *testing.T) {
 	t.Parallel()
+	// Roles change at 20000, within a fault that began at 10000.
 	tests := []struct {
-		name                string
-		replicas, loses     bool
-		deleted, asked      int
-		wrong, lost, served int
+		name           string
+		none           bool // no role has changed
+		deleted, asked int
+		wrong, lost    int
 	}{
-		{name: "a Delete just before the failover", replicas: true, loses: true, deleted: 500, asked: 3000, lost: 1, served: 1},
-		{name: "a Delete during it", replicas: true, loses: true, deleted: 1500, asked: 3000, lost: 1, served: 1},
-		{name: "a Delete long before it", replicas: true, loses: true, deleted: -500, asked: 3000, wrong: 1},
-		{name: "a Delete after it", replicas: true, loses: true, deleted: 2500, asked: 3000, wrong: 1},
-		{name: "the hard TTL has passed since", replicas: true, loses: true, deleted: 1500, asked: 7001, wrong: 1},
-		{name: "a fault that loses nothing", replicas: true, deleted: 1500, asked: 3000, wrong: 1},
-		{name: "a Redis without replicas", loses: true, deleted: 1500, asked: 3000, wrong: 1},
+		{name: "a Delete just before the fault", deleted: 9500, asked: 21000, lost: 1},
+		{name: "a Delete just before the failover", deleted: 19900, asked: 21000, lost: 1},
+		{name: "a Delete after it", deleted: 24000, asked: 24500, lost: 1},
+		{name: "a Delete long before the fault", deleted: 8000, asked: 21000, wrong: 1},
+		{name: "a Delete long after the failover", deleted: 25001, asked: 25500, wrong: 1},
+		{name: "the hard TTL has passed since", deleted: 19900, asked: 30001, wrong: 1},
+		{name: "a fault without a failover", none: true, deleted: 19900, asked: 21000, wrong: 1},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			v := chaos.Check(plan(func(h *chaos.History) {
-				h.Terms.Replicas = test.replicas
-				h.Faults = []chaos.Fault{{Name: "failover", Start: at(1000), Repaired: at(1900), Until: at(2000), Loses: test.loses}}
+				h.Faults = []chaos.Fault{{Name: "master_kill", Start: at(10000), Repaired: at(21000), Until: at(22000)}}
+				if !test.none {
+					h.Failovers = []chaos.Stamp{at(20000)}
+				}
 				h.Changes = append(h.Changes, changed("delete", 1, test.deleted, test.deleted+10))
-				h.Gets = append(h.Gets, got(3, test.asked, test.asked+10, fetched(1, 1, -700)))
+				h.Gets = append(h.Gets, got(3, test.asked, test.asked+10, fetched(1, 1, 100)))
 			}))
-			if v.Wrong != test.wrong || v.LostInvalidations != test.lost || v.StaleAfterLost != test.served {
+			if v.Wrong != test.wrong || v.LostInvalidations != test.lost || v.StaleAfterLost != test.lost {
 				t.Errorf("wrong %d, lost %d, served %d: %q", v.Wrong, v.LostInvalidations, v.StaleAfterLost, v.Findings)
 			}
 		})
@@ -283,13 +286,26 @@ func TestCheckFindsDuplicateFetches(t *testing.T) {
 			f.Leased = false
 			h.CalmUntil = at(500)
 		}},
+		{"without a lease, while the machine was too busy", 1, 0, 0, func(h *chaos.History, _, f *chaos.Fetch) {
+			f.Leased = false
+			h.CalmUntil = at(500)
+			h.Pauses = []chaos.Pause{{Proc: 3, From: at(-1000), To: at(-500)}}
+		}},
+		{"with a lease, while the machine was too busy", 1, 1, 1, func(h *chaos.History, _, _ *chaos.Fetch) {
+			h.CalmUntil = at(500)
+			h.Pauses = []chaos.Pause{{Proc: 3, From: at(-1000), To: at(-500)}}
+		}},
 		{"the first ended with its process", 0, 0, 0, func(h *chaos.History, r, _ *chaos.Fetch) {
 			r.End = 0
 			h.Lives = []chaos.Life{{Proc: 1, End: at(140)}}
 		}},
 		{"the first never ended", 1, 1, 0, func(_ *chaos.History, r, f *chaos.Fetch) {
 			r.End = 0
-			f.Start, f.End = at(9000), at(9100)
+			f.Start, f.End = at(8000), at(8100)
+		}},
+		{"the first never ended, and its time was over", 1, 0, 0, func(_ *chaos.History, r, f *chaos.Fetch) {
+			r.End = 0
+			f.Start, f.End = at(8100), at(8200)
 		}},
 	}
 	for _, test := range tests {

@@ -14,7 +14,10 @@
 //   - short: values that live 50 ms, and callers who get an error while Redis
 //     is away (FailClosed).
 //   - deleted: keys that random processes Delete, Set and Expire at random;
-//     stale: the same, with values served stale during a refresh.
+//     stale: the same, with values served stale during a refresh; raced: the
+//     same, at the very moment in which a fetch ends.
+//   - slow: fetches that take seconds and don't heed their context, for callers
+//     who don't wait that long.
 //   - failing: the fetch fails, panics, or asks everybody to wait.
 //   - private: each caller must get its own value.
 //
@@ -48,19 +51,22 @@
 //     fleet, with no Delete, Set or Expire of the key that can have ended the
 //     first one's lease, where nothing tells of a lost lease: no event of the
 //     guard (lease lost, fill refused, taken over, fetched without a lease) and
-//     no fault. In the calm phase, duplicates of any kind.
+//     no fault. In the calm phase, duplicates of any kind, unless the machine had
+//     no time for some process just before.
 //   - Leaked goroutines: more of them in an idle child at the end than when it
 //     was idle before the load.
 //
 // # What is not
 //
-// A failover loses what was not replicated yet. A Delete or Set acknowledged
-// around a fault that can lead to one (from a second before it until the fleet
-// has recovered) is no barrier until the hard TTL has passed; older values that
-// callers got in spite of it are counted as stale_after_lost_invalidation, and
-// the changes concerned as lost_invalidations. There is no such allowance on a
-// standalone Redis, whichever fault: its append-only file has what it
-// acknowledged, even when it is killed.
+// A failover loses what was not replicated yet, and for a while there may be two
+// masters. A Delete or Set acknowledged around one (from five seconds before a
+// server was seen to change its role, or a second before the fault in which it
+// did, to five seconds after) is no barrier until the hard TTL has passed since.
+// Older values that callers got in spite of it are counted as
+// stale_after_lost_invalidation, and the changes concerned as lost_invalidations.
+// What counts is that roles changed, whatever the fault: a busy machine has
+// failovers that nobody ordered. There is no such allowance on a standalone
+// Redis: its append-only file has what it acknowledged, even when it is killed.
 //
 // A process that is killed takes the last of its reports with it, which may hide
 // something but accuses nobody. A duplicate during a fault counts as explained

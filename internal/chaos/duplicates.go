@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -79,11 +80,36 @@ func (c *checker) fetch(f *Fetch, running []*Fetch) {
 	c.tally(c.during(f.Start)).Duplicates++
 	if because != "" {
 		c.Explained[because]++
+		if c.faultAt(f.Start) == nil && len(c.Loose) < maxFindings {
+			c.Loose = append(c.Loose, fmt.Sprintf("%q, fetched by process %d from %s, %s: %s",
+				f.Key, f.Proc, clock(f.Start), c.sinceFault(f.Start), because))
+		}
 	}
-	if f.Start < c.CalmUntil {
+	if f.Start < c.CalmUntil && (because == "" || !c.starvedBy(f.Start)) {
 		c.Calm++
 		c.find("duplicate while nothing was broken: %q, fetched by process %d from %s (%s)", f.Key, f.Proc, clock(f.Start), because)
 	}
+}
+
+// sinceFault says how long nothing has been broken.
+func (c *checker) sinceFault(at Stamp) string {
+	for _, f := range slices.Backward(c.History.Faults) {
+		if f.Until < at {
+			return fmt.Sprintf("%v after %s", at.Sub(f.Until).Round(time.Millisecond), f.Name)
+		}
+	}
+	return "before any fault"
+}
+
+// starvedBy reports whether the machine had no time for some process shortly
+// before, so that leases and answers may have come too late for want of it.
+func (c *checker) starvedBy(at Stamp) bool {
+	for _, p := range c.Pauses {
+		if !p.Frozen && p.From <= at && p.To >= at.Add(-2*c.Terms.Lease) {
+			return true
+		}
+	}
+	return false
 }
 
 // explain says what is known of why f could begin while r ran.
@@ -95,6 +121,8 @@ func (c *checker) explain(r, f *Fetch) string {
 		return "lease_takenover"
 	case c.lost[r.Token]:
 		return "lease_lost"
+	case f.Start.Sub(r.Start) >= c.Terms.Fetch:
+		return "fetch_timeout"
 	}
 	// A fetch that fails after its lease is gone has no event that says so.
 	for _, x := range c.History.Faults {

@@ -87,7 +87,6 @@ type Fault struct {
 	Start    Stamp
 	Repaired Stamp // what was broken is whole again
 	Until    Stamp // and the servers have recovered
-	Loses    bool  // what was acknowledged around it may be lost
 }
 
 // A Pause is a time in which a process did not run, or hardly.
@@ -122,6 +121,10 @@ type History struct {
 	Pauses  []Pause
 	Lives   []Life
 
+	// Failovers are when a server was found to be a master that had not been one,
+	// or the other way round; by the nemesis, or because the machine was too busy
+	// for the master to answer in time.
+	Failovers []Stamp
 	CalmUntil Stamp // no fault before this
 	Terms     Terms
 }
@@ -132,8 +135,8 @@ type Terms struct {
 	Reach    time.Duration // how long before a fetch starts its lease may have been granted
 	Late     time.Duration // how long after it failed a change may still be carried out
 	Lease    time.Duration
+	Fetch    time.Duration // when the lease of a fetch that goes on is given back
 	HardTTL  time.Duration // the longest of the kinds that are changed, and a fetch
-	Replicas bool          // only these lose what was acknowledged
 }
 
 // kindOf is the kind of a key: what stands before the first dash.

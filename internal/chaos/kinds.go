@@ -36,26 +36,46 @@ type kind struct {
 }
 
 var kinds = []kind{
-	{name: "hot", keys: 6, weight: 25, burst: 8, fetch: 80 * time.Millisecond,
-		policy: guard.Policy{TTL: time.Second}},
-	{name: "large", keys: 2, weight: 5, burst: 4, fetch: 80 * time.Millisecond, size: 100 << 10,
-		policy: guard.Policy{TTL: 2 * time.Second, Stale: time.Second, CompressAbove: 1 << 20}},
-	{name: kindCold, weight: 15, burst: 4, fetch: 60 * time.Millisecond,
-		policy: guard.Policy{TTL: 20 * time.Second}},
-	{name: "short", keys: 4, weight: 10, burst: 4, fetch: 20 * time.Millisecond,
-		policy: guard.Policy{TTL: 50 * time.Millisecond, WhenUnavailable: guard.FailClosed}},
-	{name: "deleted", keys: 6, weight: 25, burst: 6, fetch: 120 * time.Millisecond, changed: true,
-		policy: guard.Policy{TTL: 3 * time.Second}},
-	{name: "stale", keys: 4, weight: 12, burst: 4, fetch: 120 * time.Millisecond, changed: true,
-		policy: guard.Policy{TTL: 500 * time.Millisecond, Stale: 3 * time.Second}},
-	{name: "raced", keys: 3, weight: 4, burst: 3, fetch: 8 * time.Millisecond, changed: true, raced: true,
-		policy: guard.Policy{TTL: 3 * time.Second}},
-	{name: "slow", keys: 3, weight: 3, burst: 4, fetch: 2500 * time.Millisecond, deaf: true,
-		policy: guard.Policy{TTL: 500 * time.Millisecond}},
-	{name: kindFailing, keys: 4, weight: 5, burst: 4, fetch: 40 * time.Millisecond,
-		policy: guard.Policy{TTL: time.Second}},
-	{name: kindPrivate, keys: 2, weight: 3, burst: 3, fetch: 20 * time.Millisecond,
-		policy: guard.Policy{TTL: time.Second, Bypass: 5 * time.Second}},
+	{
+		name: "hot", keys: 6, weight: 25, burst: 8, fetch: 80 * time.Millisecond,
+		policy: guard.Policy{TTL: time.Second},
+	},
+	{
+		name: "large", keys: 2, weight: 5, burst: 4, fetch: 80 * time.Millisecond, size: 100 << 10,
+		policy: guard.Policy{TTL: 2 * time.Second, Stale: time.Second, CompressAbove: 1 << 20},
+	},
+	{
+		name: kindCold, weight: 15, burst: 4, fetch: 60 * time.Millisecond,
+		policy: guard.Policy{TTL: 20 * time.Second},
+	},
+	{
+		name: "short", keys: 4, weight: 10, burst: 4, fetch: 20 * time.Millisecond,
+		policy: guard.Policy{TTL: 50 * time.Millisecond, WhenUnavailable: guard.FailClosed},
+	},
+	{
+		name: "deleted", keys: 6, weight: 25, burst: 6, fetch: 120 * time.Millisecond, changed: true,
+		policy: guard.Policy{TTL: 3 * time.Second},
+	},
+	{
+		name: "stale", keys: 4, weight: 12, burst: 4, fetch: 120 * time.Millisecond, changed: true,
+		policy: guard.Policy{TTL: 500 * time.Millisecond, Stale: 3 * time.Second},
+	},
+	{
+		name: "raced", keys: 3, weight: 4, burst: 3, fetch: 8 * time.Millisecond, changed: true, raced: true,
+		policy: guard.Policy{TTL: 3 * time.Second},
+	},
+	{
+		name: "slow", keys: 3, weight: 3, burst: 4, fetch: 2 * time.Second, deaf: true,
+		policy: guard.Policy{TTL: 500 * time.Millisecond},
+	},
+	{
+		name: kindFailing, keys: 4, weight: 5, burst: 4, fetch: 40 * time.Millisecond,
+		policy: guard.Policy{TTL: time.Second},
+	},
+	{
+		name: kindPrivate, keys: 2, weight: 3, burst: 3, fetch: 20 * time.Millisecond,
+		policy: guard.Policy{TTL: time.Second, Bypass: 5 * time.Second},
+	},
 }
 
 const (
@@ -65,7 +85,7 @@ const (
 )
 
 // terms are those of the kinds above.
-func terms(redisTimeout time.Duration, replicas bool) Terms {
+func terms(redisTimeout time.Duration) Terms {
 	longest := time.Duration(0)
 	for _, k := range kinds {
 		if k.changed {
@@ -73,8 +93,8 @@ func terms(redisTimeout time.Duration, replicas bool) Terms {
 		}
 	}
 	return Terms{
-		Patience: time.Second, Reach: redisTimeout + 100*time.Millisecond, Late: 10 * time.Second, Lease: leaseTTL,
-		HardTTL: longest + fetchTimeout, Replicas: replicas,
+		Patience: time.Second, Reach: redisTimeout + 100*time.Millisecond, Late: 10 * time.Second, Lease: leaseTTL, Fetch: fetchTimeout,
+		HardTTL: longest + fetchTimeout,
 	}
 }
 

@@ -11,11 +11,10 @@ import (
 
 // A fault breaks something, holds that for a while, and repairs it.
 type fault struct {
-	name  string
-	what  string
-	on    []string // topologies; nil: all
-	loses bool     // where there are replicas, it may lose what was acknowledged
-	do    func(*nemesis, context.Context) (detail string, err error)
+	name string
+	what string
+	on   []string // topologies; nil: all
+	do   func(*nemesis, context.Context) (detail string, err error)
 }
 
 func (f *fault) fits(topology string) bool { return f.on == nil || slices.Contains(f.on, topology) }
@@ -28,15 +27,15 @@ var faults = []fault{
 	{name: "blackhole", what: "swallow all that a process and Redis send each other", do: (*nemesis).blackhole},
 	{name: "slow", what: "200 to 400 ms longer from a process to Redis and back", do: (*nemesis).slow},
 	{name: "truncate", what: "close a process's connections in the middle of replies", do: (*nemesis).truncate},
-	{name: "redis_pause", what: "SIGSTOP a master, for less than a failover takes", loses: true, do: (*nemesis).pauseServer},
-	{name: "restart", what: "restart a master, or kill and start it, with its data", loses: true, do: (*nemesis).restart},
-	{name: "restart_empty", what: "restart a master without its data", loses: true, do: (*nemesis).restartEmpty},
+	{name: "redis_pause", what: "SIGSTOP a master, for less than a failover takes", do: (*nemesis).pauseServer},
+	{name: "restart", what: "restart a master, or kill and start it, with its data", do: (*nemesis).restart},
+	{name: "restart_empty", what: "restart a master without its data", do: (*nemesis).restartEmpty},
 	{name: "script_flush", what: "SCRIPT FLUSH, several times", do: (*nemesis).scriptFlush},
 	{name: "kill_pubsub", what: "CLIENT KILL TYPE pubsub, several times", do: (*nemesis).killPubSub},
 	{name: "full_noeviction", what: "fill Redis to maxmemory under noeviction", do: (*nemesis).fullNoEviction},
 	{name: "full_lru", what: "go on filling Redis at maxmemory under allkeys-lru", do: (*nemesis).fullLRU},
-	{name: "failover", what: "SENTINEL FAILOVER", on: []string{Sentinel}, loses: true, do: (*nemesis).failover},
-	{name: "master_kill", what: "kill a master, wait for the failover, start it again", on: []string{Sentinel, Cluster}, loses: true, do: (*nemesis).killMaster},
+	{name: "failover", what: "SENTINEL FAILOVER", on: []string{Sentinel}, do: (*nemesis).failover},
+	{name: "master_kill", what: "kill a master, wait for the failover, start it again", on: []string{Sentinel, Cluster}, do: (*nemesis).killMaster},
 	{name: "move_slots", what: "move slots that are in use, and back", on: []string{Cluster}, do: (*nemesis).moveSlots},
 }
 
@@ -71,7 +70,7 @@ func (n *nemesis) run(ctx context.Context, selected []fault) error {
 		}
 		f := deck[0]
 		deck = deck[1:]
-		if err := n.carryOut(ctx, &f); err != nil {
+		if err := n.carryOut(&f); err != nil {
 			return fmt.Errorf("chaos: fault %s: %w", f.name, err)
 		}
 	}
@@ -81,12 +80,12 @@ func (n *nemesis) run(ctx context.Context, selected []fault) error {
 // quiet is the pause between a recovery and the next fault.
 func (n *nemesis) quiet() time.Duration { return time.Second + upTo(n.rng, time.Second) }
 
-func (n *nemesis) carryOut(ctx context.Context, f *fault) error {
+func (n *nemesis) carryOut(f *fault) error {
 	// A fault is brought to its end even if the run's time is over, but not when
 	// the run is interrupted.
 	ctx, cancel := context.WithTimeout(n.life, recoveryTimeout)
 	defer cancel()
-	done := Fault{Name: f.name, Start: now(), Loses: f.loses}
+	done := Fault{Name: f.name, Start: now()}
 	var err error
 	done.Detail, err = f.do(n, ctx)
 	done.Repaired = now()

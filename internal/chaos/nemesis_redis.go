@@ -75,7 +75,10 @@ func (n *nemesis) reinstate(ctx context.Context, m *redistest.Server) error {
 	if n.Topology != Sentinel {
 		return nil
 	}
-	return ask(ctx, m, func(r *redis.Client) error { return r.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
+	// It refuses while it loads its data.
+	return until(ctx, m.Addr()+" to be a master again", func() error {
+		return ask(ctx, m, func(r *redis.Client) error { return r.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
+	})
 }
 
 // severalTimes does something to all masters every now and then for a while.

@@ -98,6 +98,12 @@ func (r *recorder) calmUntil(s Stamp) {
 	r.history.CalmUntil = s
 }
 
+func (r *recorder) failover() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.history.Failovers = append(r.history.Failovers, now())
+}
+
 func (r *recorder) fault(f Fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/redistest"
@@ -90,6 +91,8 @@ type runner struct {
 	places  []*place
 	started int
 	begin   time.Time
+
+	talking sync.Mutex // guards Progress
 }
 
 // Run runs a fleet under chaos until its time is over or ctx ends, and judges
@@ -132,6 +135,11 @@ func (r *runner) run() error {
 			return err
 		}
 	}
+	watching, unwatch := context.WithCancel(r.life)
+	var watch sync.WaitGroup
+	watch.Go(func() { r.watchRoles(watching) })
+	defer watch.Wait()
+	defer unwatch()
 	r.begin = time.Now()
 	n := &nemesis{runner: r, rng: rand.New(rand.NewPCG(r.Seed, 0))}
 	ctx, cancel := context.WithTimeout(r.life, r.For)
@@ -147,6 +155,32 @@ func (r *runner) run() error {
 	}
 	r.progress("no more load; the processes come to rest")
 	return r.rest()
+}
+
+// watchRoles notes when a replica becomes a master, or a master a replica.
+func (r *runner) watchRoles(ctx context.Context) {
+	servers := r.topo.servers()
+	if len(servers) == 1 {
+		return
+	}
+	roles := make([]string, len(servers))
+	for wait(ctx, 100*time.Millisecond) {
+		for i, s := range servers {
+			asking, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			state, err := replication(asking, s)
+			cancel()
+			if err != nil || state["role"] == roles[i] {
+				continue
+			}
+			if roles[i] != "" {
+				r.rec.failover()
+				if r.Verbose {
+					r.progress("    %s was a %s and is a %s", s.Addr(), roles[i], state["role"])
+				}
+			}
+			roles[i] = state["role"]
+		}
+	}
 }
 
 func (r *runner) selected() []fault {
@@ -234,7 +268,7 @@ func (r *runner) stop() error {
 
 func (r *runner) result(ended time.Time) *Result {
 	h := r.rec.finish()
-	h.Terms = terms(r.RedisTimeout, r.Topology != Standalone)
+	h.Terms = terms(r.RedisTimeout)
 	// Both clocks are read at once, so a difference in what has passed is a step
 	// of the wall clock.
 	elapsed := ended.Sub(r.begin)
@@ -254,6 +288,8 @@ func (r *runner) hear(e Event) {
 
 func (r *runner) progress(format string, args ...any) {
 	if r.Progress != nil {
+		r.talking.Lock()
+		defer r.talking.Unlock()
 		fmt.Fprintf(r.Progress, "%6.1f s  %s\n", time.Since(r.begin).Seconds(), fmt.Sprintf(format, args...))
 	}
 }

@@ -2,8 +2,6 @@ package sim
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -132,11 +130,11 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func() err
 	n.mu.Unlock()
 	switch {
 	case n.isDead():
-		return fail(cmds, errDead)
+		return n.fail(cmds, errDead)
 	case open:
 		return next()
 	case weather == refused:
-		return fail(cmds, errRefused)
+		return n.fail(cmds, errRefused)
 	}
 	c := n.newCall(ctx, cmds)
 	patience := time.NewTimer(n.patient)
@@ -145,13 +143,13 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func() err
 	select {
 	case why := <-c.request:
 		if why != nil {
-			return fail(cmds, why)
+			return n.fail(cmds, why)
 		}
 	case <-patience.C:
 		n.giveUp(c)
-		return fail(cmds, errTimeout)
+		return n.fail(cmds, errTimeout)
 	case <-n.dead:
-		return fail(cmds, errDead)
+		return n.fail(cmds, errDead)
 	}
 	err := next()
 	n.mu.Lock()
@@ -160,18 +158,20 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func() err
 	select {
 	case why := <-c.answer:
 		if why != nil {
-			return fail(cmds, why)
+			return n.fail(cmds, why)
 		}
 		return err
 	case <-patience.C:
-		return fail(cmds, errTimeout)
+		return n.fail(cmds, errTimeout)
 	case <-n.dead:
-		return fail(cmds, errDead)
+		return n.fail(cmds, errDead)
 	}
 }
 
 // fail makes the commands ones that got no answer.
-func fail(cmds []redis.Cmder, why error) error {
+func (n *network) fail(cmds []redis.Cmder, why error) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	for _, cmd := range cmds {
 		if c, ok := cmd.(interface{ SetVal(any) }); ok {
 			c.SetVal(nil)
@@ -195,6 +195,7 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 	}
 	slices.Sort(labels) // a pipeline's order is that of a map
 	c.label = fmt.Sprintf("%v %s", c.op, strings.Join(slices.Compact(labels), ", "))
+	n.owner.w.nameToken(c.token, c)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.arrived++
@@ -233,7 +234,11 @@ func (n *network) describe(c *call, cmd redis.Cmder) (name, label string) {
 	case "set":
 		c.token = string(args[3+keys].([]byte)[:cache.TokenSize])
 	}
-	return script, script + how + " " + fmt.Sprint(args[3])
+	label = script + how + " " + fmt.Sprint(args[3])
+	if script == "release" || script == "extend" {
+		label += " of " + n.owner.w.tokenName(string(args[3+keys].([]byte)))
+	}
+	return script, label
 }
 
 // arg is an argument of a call's script, after its keys.
@@ -251,6 +256,8 @@ func (c *call) arg(i int) string {
 
 // reply is the script's reply, nil if it gave none.
 func (c *call) reply() any {
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
 	cmd, ok := c.cmds[0].(interface{ Result() (any, error) })
 	if !ok {
 		return nil
@@ -405,19 +412,33 @@ func (c *client) Subscribe(ctx context.Context, channels ...string) *redis.PubSu
 
 func (c *client) Close() error { return errors.Join(c.Client.Close(), c.sub.Close()) }
 
-// A token, short: the process's number is found by the name in front.
+// tokenName is a token as it stands in the trace: by the call that sent it, as
+// the token itself is random.
 func (w *world) tokenName(t string) string {
-	if t == "" {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch name, ok := w.tokens[t]; {
+	case t == "":
 		return "none"
+	case ok:
+		return name
+	case len(t) == cache.TokenSize && w.byName[t[:8]] != nil:
+		return fmt.Sprintf("p%d#?", w.byName[t[:8]].id)
 	}
-	if len(t) != cache.TokenSize {
-		return "damaged"
+	return "foreign"
+}
+
+// nameToken gives a token that is sent for the first time its name.
+func (w *world) nameToken(t string, c *call) {
+	if t == "" {
+		return
 	}
 	w.mu.Lock()
-	who, ok := w.byName[t[:8]]
-	w.mu.Unlock()
-	if !ok {
-		return "?" + hex.EncodeToString([]byte(t[:8]))
+	defer w.mu.Unlock()
+	if _, ok := w.tokens[t]; ok {
+		return
 	}
-	return fmt.Sprintf("p%d#%d", who.id, binary.BigEndian.Uint64([]byte(t[8:])))
+	name := fmt.Sprintf("p%d/%v", c.n.proc, c.op)
+	w.named[name]++
+	w.tokens[t] = fmt.Sprintf("%s#%d", name, w.named[name])
 }

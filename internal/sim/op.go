@@ -68,7 +68,7 @@ func (o *op) String() string {
 
 func (w *world) startOp(p *process, k kind, key string) {
 	o := &op{
-		w: w, id: len(w.ops) + 1, p: p, kind: k, key: key, start: w.step, began: time.Now(),
+		w: w, id: len(w.ops) + 1, p: p, kind: k, key: key, start: w.step(), began: time.Now(),
 		rng: rand.New(rand.NewPCG(w.rng.Uint64(), 0)),
 	}
 	w.ops = append(w.ops, o)
@@ -84,7 +84,7 @@ func (w *world) startOp(p *process, k kind, key string) {
 	w.wg.Go(func() {
 		defer o.cancel()
 		o.run(ctx)
-		o.took, o.end = time.Now(), w.step
+		o.took, o.end = time.Now(), w.step()
 		w.mu.Lock()
 		o.returned = true
 		w.mu.Unlock()
@@ -148,19 +148,19 @@ func (w *world) done(o *op) bool {
 
 // A fetch is one run of a caller's fetch function.
 type fetch struct {
-	name      string
-	op        *op
-	key       string
-	token     string // of its lease; empty: none
-	start     int    // step
-	began     time.Time
-	ready     time.Time // it may end from then on
-	private   bool
-	ending    ending
-	heeds     bool
-	finish    chan struct{}
-	ended     int // step; 0: it runs
-	cancelled bool
+	name    string
+	ctx     context.Context
+	op      *op
+	key     string
+	token   string // of its lease; empty: none
+	start   int    // step
+	began   time.Time
+	ready   time.Time // it may end from then on
+	private bool
+	ending  ending
+	heeds   bool
+	finish  chan struct{}
+	ended   int // step; 0: it runs
 }
 
 type ending byte
@@ -183,7 +183,7 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 	w := o.w
 	o.fetches++
 	f := &fetch{
-		name: fmt.Sprintf("%v.%d", o, o.fetches), op: o, key: o.key, start: w.step, began: time.Now(),
+		name: fmt.Sprintf("%v.%d", o, o.fetches), ctx: ctx, op: o, key: o.key, start: w.step(), began: time.Now(),
 		finish: make(chan struct{}), heeds: o.rng.IntN(100) >= w.plan.stubborn,
 	}
 	f.ready = f.began.Add(time.Duration(o.rng.Int64N(int64(w.plan.longest))))
@@ -204,7 +204,6 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 	select {
 	case <-f.finish:
 	case <-ended:
-		f.cancelled = true
 		return "", ctx.Err()
 	case <-o.p.n.dead:
 		return "", errDead
@@ -240,7 +239,7 @@ func (w *world) begin(f *fetch) {
 
 func (w *world) finished(f *fetch) {
 	w.mu.Lock()
-	f.ended = w.step
+	f.ended = w.step()
 	w.running = without(w.running, f)
 	w.mu.Unlock()
 	w.history.note("fetch %s ends", f.name)

@@ -20,6 +20,7 @@ type plan struct {
 
 	// Chances for a thousand.
 	loseRequest, loseAnswer, loseMessage int // when it is its turn
+	delay, delayMessage                  int // be it a request, an answer or the end of a fetch; a wake-up
 	trouble                              int // at any step, one of those below
 	troubles                             []trouble
 
@@ -81,7 +82,8 @@ func newPlan(rng *rand.Rand) plan {
 		ErrorPause:      pick(rng, 0, 50*ms, guard.Off),
 		Bypass:          pick(rng, 50*ms, 500*ms),
 		MaxAttempts:     pick(rng, 1, 2, 3, guard.Unlimited),
-		MaxUnguarded:    pick(rng, 1, 4),
+		MaxUnguarded:    pick(rng, 4, 32), // seldom reached: who comes first is Go's
+		Beta:            pick(rng, 0, 0.5, guard.NoEarlyRefresh),
 		WhenUnavailable: pick(rng, guard.FailOpen, guard.FailOpen, guard.FailClosed),
 	}
 	if rng.IntN(3) == 0 {
@@ -94,6 +96,7 @@ func newPlan(rng *rand.Rand) plan {
 		p.hanging, p.longest, p.impatience = 0, 150*ms, 5
 	} else {
 		p.loseRequest, p.loseAnswer, p.loseMessage = pick(rng, 0, 0, 10, 50), pick(rng, 0, 10, 50, 150), pick(rng, 0, 0, 50, 300)
+		p.delay, p.delayMessage = pick(rng, 0, 30, 100), pick(rng, 0, 30, 300)
 		p.trouble = pick(rng, 0, 5, 15, 40)
 		for t := range troubleKinds {
 			if rng.IntN(2) == 0 {
@@ -105,10 +108,10 @@ func newPlan(rng *rand.Rand) plan {
 		}
 	}
 	y := p.policy
-	p.description = fmt.Sprintf("%d processes, %d keys, %d calls, calm %v, troubles %d‰ of %v; lost: requests %d‰, answers %d‰, messages %d‰; "+
-		"TTL %v, stale %v/%v, lease %v, fetch timeout %v, wait timeout %v, negative %v, pause %v, bypass %v, attempts %d, unavailable %d; Redis timeout %v/%v, poll %v, fetches %v",
-		p.processes, p.keys, p.ops, p.calm, p.trouble, p.troubles, p.loseRequest, p.loseAnswer, p.loseMessage,
-		y.TTL, y.Stale, y.StaleIfError, y.Lease, y.FetchTimeout, y.WaitTimeout, y.Negative, y.ErrorPause, y.Bypass, y.MaxAttempts, y.WhenUnavailable,
+	p.description = fmt.Sprintf("%d processes, %d keys, %d calls, calm %v, troubles %d‰ of %v; lost: requests %d‰, answers %d‰, messages %d‰; delayed: %d‰, messages %d‰; "+
+		"TTL %v, stale %v/%v, lease %v, fetch timeout %v, wait timeout %v, negative %v, pause %v, bypass %v, attempts %d, early %v, unavailable %d; Redis timeout %v/%v, poll %v, fetches %v",
+		p.processes, p.keys, p.ops, p.calm, p.trouble, p.troubles, p.loseRequest, p.loseAnswer, p.loseMessage, p.delay, p.delayMessage,
+		y.TTL, y.Stale, y.StaleIfError, y.Lease, y.FetchTimeout, y.WaitTimeout, y.Negative, y.ErrorPause, y.Bypass, y.MaxAttempts, y.Beta, y.WhenUnavailable,
 		p.redisTimeout, p.readTimeout, p.poll, p.longest)
 	return p
 }

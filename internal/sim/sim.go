@@ -10,7 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/cryptotest"
 	"testing/synctest"
 	"time"
 
@@ -34,6 +36,12 @@ type Config struct {
 	// Share lets all callers of a key in a process share whatever call is under
 	// way: the guard without its sharing rule.
 	Share bool
+	// Replay makes the same seed the same history, which a test that runs beside
+	// others can't: it sets the process's source of random names.
+	Replay bool
+	// Outside leaves only the rules that look at what callers get, so that a
+	// mutant isn't found by a look into the server.
+	Outside bool
 }
 
 // A Result is what came of one seed.
@@ -50,17 +58,17 @@ type Result struct {
 //
 // The same seed gives the same trace: each thing the scheduler lets happen comes
 // at an instant of its own, and it waits until everything is quiet before the
-// next. Three sources of randomness in the library can't be seeded, and are kept
-// out: the jitter of a waiter's next look (the look comes sooner than the jitter
-// can reach), that of a breaker's probes (the breakers don't open here; the
-// tests of package cache have them), and the names of processes (which are not
-// in the trace). What remains are goroutines that one event wakes at once in one
+// next. The names of processes are drawn from the seed ([Config.Replay]). Two
+// other sources of randomness can't be seeded, and are kept out: the jitter of a
+// waiter's next look (the look comes sooner than the jitter can reach) and that
+// of a breaker's probes (the breakers don't open here; the tests of package cache
+// have them). What remains are goroutines that one event wakes at once in one
 // process, and Go's select where two of its cases are ready: what they do is
 // sorted by its content before the scheduler looks.
 func Run(t *testing.T, cfg Config) (r *Result) {
 	w := &world{
 		t: t, cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x57a3bede)),
-		byName: map[string]*process{}, fetches: map[string]*fetch{}, held: map[any]time.Time{}, faults: map[string]int{},
+		byName: map[string]*process{}, fetches: map[string]*fetch{}, tokens: map[string]string{}, named: map[string]int{}, held: map[any]time.Time{}, faults: map[string]int{},
 	}
 	// A goroutine that is left and can't go on makes the bubble panic.
 	defer func() {
@@ -69,10 +77,15 @@ func Run(t *testing.T, cfg Config) (r *Result) {
 		}
 		r = &Result{
 			Trace: w.history.lines, Violations: w.violations, Faults: w.faults,
-			Steps: w.step, Fetches: len(w.fetches), Elapsed: w.elapsed,
+			Steps: w.step(), Fetches: len(w.fetches), Elapsed: w.elapsed,
 		}
 	}()
-	synctest.Test(t, func(*testing.T) { w.run() })
+	synctest.Test(t, func(t *testing.T) {
+		if cfg.Replay {
+			cryptotest.SetGlobalRandom(t, cfg.Seed)
+		}
+		w.run()
+	})
 	return r
 }
 
@@ -86,7 +99,7 @@ type world struct {
 	server  *redistest.Embedded
 	admin   *redis.Client
 	history history
-	step    int
+	clock   atomic.Int64 // steps
 	healed  bool
 	elapsed time.Duration
 	wg      sync.WaitGroup // callers
@@ -101,6 +114,8 @@ type world struct {
 
 	mu      sync.Mutex // guards what goroutines touch
 	byName  map[string]*process
+	tokens  map[string]string // names in the trace
+	named   map[string]int
 	fetches map[string]*fetch
 	running []*fetch
 	news    []*fetch // started in this step
@@ -112,7 +127,7 @@ type thaw struct {
 	do func()
 }
 
-func (w *world) say(format string, args ...any) { w.history.say(w.step, format, args...) }
+func (w *world) say(format string, args ...any) { w.history.say(w.step(), format, args...) }
 
 func (w *world) chance(permille int) bool { return permille > 0 && w.rng.IntN(1000) < permille }
 
@@ -121,6 +136,8 @@ func (w *world) chance(permille int) bool { return permille > 0 && w.rng.IntN(10
 func (w *world) upTo(d time.Duration) time.Duration {
 	return time.Duration(w.rng.Int64N(int64(d)))/2*2 + 1
 }
+
+func (w *world) step() int { return int(w.clock.Load()) }
 
 func (w *world) fault(name string) { w.faults[name]++ }
 
@@ -154,6 +171,7 @@ func (w *world) run() {
 	}
 	w.admin = w.server.Client()
 	w.book.init()
+	w.loadExtend()
 	for range w.plan.processes {
 		w.newProcess()
 	}
@@ -218,14 +236,14 @@ func (w *world) newOp() {
 	} else if n > 95 {
 		k = peek
 	}
-	w.step++
+	w.clock.Add(1)
 	w.startOp(up[w.rng.IntN(len(up))], k, "k"+strconv.Itoa(w.rng.IntN(w.plan.keys)))
 	w.quiet()
 }
 
 // pass lets time pass.
 func (w *world) pass(d time.Duration) {
-	w.step++
+	w.clock.Add(1)
 	time.Sleep(d)
 	w.quiet()
 }
@@ -261,8 +279,9 @@ func (w *world) reachable(p *process) bool {
 
 // An event is something that the scheduler can let happen.
 type event struct {
-	id any // stays the same while it is possible
-	do func()
+	id      any // stays the same while it is possible
+	do      func()
+	message bool // a wake-up
 }
 
 type phase struct {
@@ -278,27 +297,27 @@ func (w *world) eligible() []event {
 		for _, c := range p.n.pending() {
 			switch state := p.n.stateOf(c); {
 			case state == ghost:
-				all = append(all, event{phase{c, int(ghost)}, func() { w.late(c) }})
+				all = append(all, event{phase{c, int(ghost)}, func() { w.late(c) }, false})
 			case !w.reachable(p):
 			case state == waiting:
-				all = append(all, event{phase{c, int(waiting)}, func() { w.request(c) }})
+				all = append(all, event{phase{c, int(waiting)}, func() { w.request(c) }, false})
 			case state == executed:
-				all = append(all, event{phase{c, int(executed)}, func() { w.answer(c) }})
+				all = append(all, event{phase{c, int(executed)}, func() { w.answer(c) }, false})
 			}
 		}
 		if l := p.n.live(); l != nil && w.reachable(p) {
 			out, in, sent, received := l.heads()
 			if out != nil {
-				all = append(all, event{phase{l, sent << 1}, func() { w.subscribe(p, l, *out) }})
+				all = append(all, event{phase{l, sent << 1}, func() { w.subscribe(p, l, *out) }, false})
 			}
 			if in != nil {
-				all = append(all, event{phase{l, received<<1 | 1}, func() { w.message(p, l, *in) }})
+				all = append(all, event{phase{l, received<<1 | 1}, func() { w.message(p, l, *in) }, in.what == "message"})
 			}
 		}
 	}
 	for _, f := range w.runs() {
 		if !f.op.p.frozen && !time.Now().Before(f.ready) {
-			all = append(all, event{f, func() { w.endFetch(f) }})
+			all = append(all, event{f, func() { w.endFetch(f) }, false})
 		}
 	}
 	return slices.DeleteFunc(all, func(e event) bool {
@@ -345,11 +364,15 @@ func (w *world) next() {
 			continue
 		}
 		e := all[w.rng.IntN(len(all))]
-		if _, delayed := w.held[e.id]; !delayed && !w.plan.calm && !w.healed && w.chance(30) {
+		chance := w.plan.delay
+		if e.message {
+			chance = w.plan.delayMessage
+		}
+		if _, delayed := w.held[e.id]; !delayed && !w.healed && w.chance(chance) {
 			w.held[e.id] = time.Now().Add(w.upTo(pick(w.rng, 20*ms, 100*ms, 400*ms)))
 			return
 		}
-		w.step++
+		w.clock.Add(1)
 		e.do()
 		w.quiet()
 		return
@@ -406,6 +429,8 @@ func (w *world) answer(c *call) {
 func (w *world) replyOf(c *call) string {
 	if c.is("get") {
 		var all []string
+		c.n.mu.Lock()
+		defer c.n.mu.Unlock()
 		for _, cmd := range c.cmds {
 			if get, ok := cmd.(*redis.StringCmd); ok && get.Err() == nil {
 				e, _ := cache.ParseEntry([]byte(get.Val()))
@@ -414,6 +439,9 @@ func (w *world) replyOf(c *call) string {
 		}
 		slices.Sort(all)
 		return fmt.Sprintf("%d found %s", len(all), strings.Join(all, ", "))
+	}
+	if len(c.cmds) > 1 {
+		return "" // in the order of a map
 	}
 	switch v := c.reply().(type) {
 	case nil:
@@ -462,7 +490,7 @@ func (w *world) endFetch(f *fetch) {
 
 // heal ends all trouble: from now on everything that is sent arrives.
 func (w *world) heal() {
-	w.step++
+	w.clock.Add(1)
 	w.say("everything heals")
 	w.healed = true
 	for _, th := range w.thaws {
@@ -521,7 +549,7 @@ func (w *world) settle() {
 func (w *world) shutDown() {
 	for _, p := range w.processes {
 		if p.up() {
-			w.step++
+			w.clock.Add(1)
 			w.say("p%d leaves in order", p.id)
 			p.close()
 			w.quiet()

@@ -2,8 +2,17 @@ package sim_test
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
+	"fmt"
+	"maps"
 	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,44 +23,166 @@ import (
 
 var (
 	seed  = flag.Uint64("seed", 0, "play this seed alone and print its trace")
-	seeds = flag.Int("seeds", 2000, "how many seeds TestSim plays")
+	first = flag.Uint64("first", 1, "the first of the seeds to play")
+	seeds = flag.Uint64("seeds", manySeeds, "how many seeds to play")
+	twice = flag.Bool("twice", false, "for worker processes: play each seed twice and compare the traces")
 )
 
-const scripts = "../../cache/lua"
+const scriptsDir = "../../cache/lua"
 
+// quiet keeps the client's own log out of the tests, which cut its connections
+// on purpose.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-func init() { redis.SetLogger(quiet{}) }
+// worker is set in the environment of the processes that play the seeds, whose
+// runtime leaves as little as possible to chance: one processor, no preemption,
+// no garbage collection while a seed is played.
+const worker = "STAMPEDE_SIM_WORKER"
 
-func TestSim(t *testing.T) {
-	if *seed != 0 {
-		r := sim.Run(t, sim.Config{Seed: *seed, Scripts: scripts})
-		for _, l := range r.Trace {
-			t.Log(l)
+var calmRuntime = []string{worker + "=1", "GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=off"}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	redis.SetLogger(quiet{})
+	os.Exit(m.Run())
+}
+
+// A tally is what a worker has seen.
+type tally struct {
+	Seeds, Steps, Fetches int
+	Elapsed               time.Duration
+	Faults                map[string]int
+	Different             []uint64 // seeds whose second trace was another
+}
+
+func (a *tally) add(b tally) {
+	a.Seeds, a.Steps, a.Fetches, a.Elapsed = a.Seeds+b.Seeds, a.Steps+b.Steps, a.Fetches+b.Fetches, a.Elapsed+b.Elapsed
+	a.Different = append(a.Different, b.Different...)
+	for k, n := range b.Faults {
+		a.Faults[k] += n
+	}
+}
+
+// tallyMark starts the line of a worker's output that its tally follows.
+const tallyMark = "tally: "
+
+// work is TestSim in a worker.
+func work(t *testing.T) {
+	sum := tally{Faults: map[string]int{}}
+	for s := *first; s < *first+*seeds; s++ {
+		if *seed != 0 {
+			s = *seed
 		}
+		r := sim.Run(t, sim.Config{Seed: s, Scripts: scriptsDir, Replay: true})
 		for _, v := range r.Violations {
-			t.Errorf("seed %d: %v", *seed, v)
+			t.Errorf("seed %d: %v", s, v)
+		}
+		sum.add(tally{Seeds: 1, Steps: r.Steps, Fetches: r.Fetches, Elapsed: r.Elapsed, Faults: r.Faults})
+		if *seed != 0 {
+			t.Log(strings.Join(r.Trace, "\n"))
+			return
+		}
+		if *twice {
+			runtime.GC()
+			if again := sim.Run(t, sim.Config{Seed: s, Scripts: scriptsDir, Replay: true}); !slices.Equal(r.Trace, again.Trace) {
+				sum.Different = append(sum.Different, s)
+			}
+		}
+		if s%8 == 0 {
+			debug.FreeOSMemory()
+		}
+	}
+	b, err := json.Marshal(sum)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println(tallyMark + string(b))
+}
+
+// play plays seeds in worker processes, one for each processor.
+func play(t *testing.T, from, n uint64, flags ...string) tally {
+	workers := uint64(max(1, runtime.NumCPU()))
+	sum := tally{Faults: map[string]int{}}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for w := range workers {
+		begin, end := from+n*w/workers, from+n*(w+1)/workers
+		if begin == end {
+			continue
+		}
+		wg.Go(func() {
+			out, err := workerProcess(t, append(flags, fmt.Sprintf("-first=%d", begin), fmt.Sprintf("-seeds=%d", end-begin))...)
+			mu.Lock()
+			defer mu.Unlock()
+			told := false
+			for line := range strings.Lines(out) {
+				if rest, ok := strings.CutPrefix(line, tallyMark); ok {
+					var one tally
+					if jsonErr := json.Unmarshal([]byte(rest), &one); jsonErr != nil {
+						t.Errorf("%v: %q", jsonErr, line)
+					}
+					sum.add(one)
+					told = true
+				}
+			}
+			if err != nil || !told {
+				t.Errorf("seeds %d to %d: %v\n%s", begin, end-1, err, out)
+			}
+		})
+	}
+	wg.Wait()
+	return sum
+}
+
+// workerProcess runs TestSim in a process of its own.
+func workerProcess(t *testing.T, flags ...string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, append([]string{"-test.run=^TestSim$", "-test.v=true"}, flags...)...)
+	cmd.Env = append(os.Environ(), calmRuntime...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// TestSim plays seeds. One that fails is named, and played again by
+//
+//	go test ./internal/sim -run Sim -seed=N -v
+func TestSim(t *testing.T) {
+	if os.Getenv(worker) != "" {
+		work(t)
+		return
+	}
+	if *seed != 0 {
+		out, err := workerProcess(t, fmt.Sprintf("-seed=%d", *seed))
+		t.Log(out)
+		if err != nil {
+			t.Fail()
 		}
 		return
 	}
 	start := time.Now()
-	faults := map[string]int{}
-	var steps, fetches int
-	for s := uint64(1); s <= uint64(*seeds); s++ {
-		if testing.Verbose() && os.Getenv("SIMDBG") != "" {
-			println(s)
-		}
-		r := sim.Run(t, sim.Config{Seed: s, Scripts: scripts})
-		for _, v := range r.Violations {
-			t.Errorf("seed %d: %v", s, v)
-		}
-		for k, n := range r.Faults {
-			faults[k] += n
-		}
-		steps += r.Steps
-		fetches += r.Fetches
+	sum := play(t, *first, *seeds)
+	took := time.Since(start)
+	t.Logf("%d seeds in %v (%.0f a second): %d steps, %d fetches, %v of fake time", sum.Seeds, took.Round(time.Millisecond),
+		float64(sum.Seeds)/took.Seconds(), sum.Steps, sum.Fetches, sum.Elapsed.Round(time.Second))
+	for _, k := range slices.Sorted(maps.Keys(sum.Faults)) {
+		t.Logf("%6d %s", sum.Faults[k], k)
 	}
-	t.Logf("%d seeds in %v, %d steps, %d fetches, %v", *seeds, time.Since(start), steps, fetches, faults)
+}
+
+// A failing seed is of use only if it fails again.
+func TestSimSameSeedIsTheSameHistory(t *testing.T) {
+	if os.Getenv(worker) != "" {
+		t.Skip("this is a worker")
+	}
+	n := manySeeds / 4
+	sum := play(t, 1, uint64(n), "-twice")
+	t.Logf("%d of %d seeds gave another trace the second time: %v", len(sum.Different), sum.Seeds, sum.Different)
+	if len(sum.Different)*100 > sum.Seeds {
+		t.Errorf("that is more than one in 100")
+	}
 }

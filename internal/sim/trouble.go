@@ -20,7 +20,7 @@ func (w *world) makeTrouble() {
 	}
 	p := up[w.rng.IntN(len(up))]
 	lasts := w.upTo(pick(w.rng, 100*ms, w.plan.policy.Lease, 2*w.plan.policy.Lease+300*ms, 2*time.Second))
-	w.step++
+	w.clock.Add(1)
 	w.fault(kind.String())
 	switch kind {
 	case crash:
@@ -45,12 +45,13 @@ func (w *world) makeTrouble() {
 		key := w.book.keys[w.rng.IntN(len(w.book.keys))]
 		w.say("the lease of %s is evicted", key)
 		w.server.Del(key + ":lease")
-		w.book.evicted[key] = w.step
+		w.book.evicted[key] = w.step()
 	case flushScripts:
 		w.say("the scripts are flushed")
 		if err := w.admin.ScriptFlush(context.Background()).Err(); err != nil {
 			w.t.Error(err)
 		}
+		w.loadExtend()
 	case badWeather:
 		some := []*process{p}
 		if w.rng.IntN(3) == 0 {
@@ -85,6 +86,22 @@ func (w *world) makeTrouble() {
 	}
 }
 
+// loadExtend lets Redis know the script that renews leases, where there are
+// several: the store sends it again for one after another, and in which order is
+// that of a map.
+func (w *world) loadExtend() {
+	if w.plan.keys == 1 {
+		return
+	}
+	for source, name := range w.scripts.names {
+		if name == "extend" && len(source) > 40 {
+			if err := w.admin.ScriptLoad(context.Background(), source).Err(); err != nil {
+				w.t.Error(err)
+			}
+		}
+	}
+}
+
 // revive starts another process, unless there have been many.
 func (w *world) revive() {
 	if len(w.processes) >= 9 {
@@ -93,7 +110,7 @@ func (w *world) revive() {
 		}
 		return
 	}
-	w.step++
+	w.clock.Add(1)
 	p := w.newProcess()
 	w.say("p%d starts", p.id)
 	w.quiet()
@@ -112,7 +129,7 @@ func (w *world) thaw() {
 			left = append(left, th)
 			continue
 		}
-		w.step++
+		w.clock.Add(1)
 		th.do()
 		w.quiet()
 	}

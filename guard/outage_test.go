@@ -1,0 +1,314 @@
+package guard_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// behindProxy opens a guard on a real server behind a proxy.
+func behindProxy(t *testing.T, p guard.Policy, observer guard.Observer) (*guard.Guard[string], *redistest.Proxy, *redistest.Server) {
+	t.Helper()
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	proxy := redistest.RunProxy(t, server.Addr())
+	client := redis.NewClient(proxy.Options())
+	t.Cleanup(func() { _ = client.Close() })
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", Observer: observer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() }) // behind a black hole it may have to say that it gave up
+	return (&world{T: t}).guard(s, p), proxy, server
+}
+
+// A load asks for one of many keys, so many times a second, until it is stopped.
+type load struct {
+	mu    sync.Mutex
+	calls []timedCall
+}
+
+type timedCall struct {
+	at   time.Time
+	took time.Duration
+	err  error
+}
+
+func (l *load) run(t *testing.T, g *guard.Guard[string], rate, keys int, d time.Duration, fetch guard.FetchFunc[string]) {
+	t.Helper()
+	var wg sync.WaitGroup
+	tick := time.NewTicker(time.Second / time.Duration(rate))
+	defer tick.Stop()
+	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {
+		key := fmt.Sprint("k", rand.IntN(keys))
+		wg.Go(func() {
+			start := time.Now()
+			_, err := g.Get(context.Background(), key, fetch)
+			c := timedCall{start, time.Since(start), err}
+			l.mu.Lock()
+			l.calls = append(l.calls, c)
+			l.mu.Unlock()
+		})
+	}
+	wg.Wait()
+}
+
+// after is the p99 of the calls made after the time, and how many failed.
+func (l *load) after(at time.Time) (p99 time.Duration, failed, n int) {
+	var all []time.Duration
+	for _, c := range l.calls {
+		if c.at.After(at) {
+			all = append(all, c.took)
+			if c.err != nil {
+				failed++
+			}
+		}
+	}
+	slices.Sort(all)
+	return all[len(all)*99/100], failed, len(all)
+}
+
+func TestBlackHoledRedisUnderLoad(t *testing.T) {
+	const fetchTakes, keys, maxUnguarded = 10 * time.Millisecond, 100, 32
+	events := &recorder{}
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded = maxUnguarded })
+	g, proxy, _ := behindProxy(t, p, events)
+	var running, most, fetches atomic.Int32
+	fetch := func(context.Context) (string, error) {
+		fetches.Add(1)
+		now := running.Add(1)
+		defer running.Add(-1)
+		for m := most.Load(); now > m && !most.CompareAndSwap(m, now); m = most.Load() {
+		}
+		time.Sleep(fetchTakes)
+		return "v", nil
+	}
+	l := &load{}
+	l.run(t, g, 500, keys, time.Second, fetch) // warm
+	most.Store(0)
+	if err := proxy.Blackhole(); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	l.run(t, g, 500, keys, 3*time.Second, fetch)
+	p99, failed, n := l.after(began.Add(time.Second))
+	t.Logf("black hole: p99 %v of %d calls from the second second on, the fetch takes %v; %d fetches at once", p99, n, fetchTakes, most.Load())
+	// Callers of a key share a fetch that starts after they came: two at most.
+	slack := 5 * time.Millisecond
+	if !bounds {
+		slack *= 20
+	}
+	if failed > 0 || p99 > 2*fetchTakes+slack || most.Load() > maxUnguarded {
+		t.Errorf("p99 %v, %d failed, %d fetches at once", p99, failed, most.Load())
+	}
+
+	if err := proxy.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	closed := events.count(cache.BreakerClosed)
+	go l.run(t, g, 500, keys, 3*time.Second, fetch)
+	for events.count(cache.BreakerClosed) == closed {
+		if time.Since(back) > 10*time.Second {
+			t.Fatal("the breaker never closed")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	fetches.Store(0)
+	took := time.Since(back)
+	time.Sleep(3*time.Second - time.Since(back))
+	t.Logf("recovery after %v, %d fetches for %d keys", took, fetches.Load(), keys)
+	if took > 2*time.Second {
+		t.Errorf("the breaker closed %v after Redis came back", took)
+	}
+	// A fetch without a lease that was under way is not stored.
+	if n := fetches.Load(); n > 2*keys {
+		t.Errorf("%d fetches during the recovery of %d keys", n, keys)
+	}
+}
+
+func TestFailClosedUnderLoadCostsNothingOnceTheBreakerIsOpen(t *testing.T) {
+	events := &recorder{}
+	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+	g, proxy, _ := behindProxy(t, p, events)
+	if err := proxy.Blackhole(); err != nil {
+		t.Fatal(err)
+	}
+	for events.count(cache.BreakerOpened) == 0 {
+		_, _ = g.Get(context.Background(), "k", never)
+	}
+	var all []time.Duration
+	for range 1000 {
+		start := time.Now()
+		_, err := g.Get(context.Background(), "k", never)
+		all = append(all, time.Since(start))
+		if !errors.Is(err, guard.ErrUnavailable) {
+			t.Fatalf("got %v", err)
+		}
+	}
+	slices.Sort(all)
+	t.Logf("median %v, p99 %v", all[500], all[990])
+	if median := all[500]; median > time.Millisecond {
+		t.Errorf("ErrUnavailable took %v", median)
+	}
+}
+
+func TestSlowRedisDoesNotPileUpGoroutines(t *testing.T) {
+	g, proxy, _ := behindProxy(t, policy(func(p *guard.Policy) { p.MaxUnguarded = 8 }), nil)
+	get(&world{T: t}, g, "k", (&origin{}).fetch)
+	before := runtime.NumGoroutine()
+	proxy.Delay(200 * time.Millisecond)
+	var most atomic.Int64
+	stop := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(10 * time.Millisecond):
+				most.Store(max(most.Load(), int64(runtime.NumGoroutine())))
+			}
+		}
+	}()
+	l := &load{}
+	const rate, seconds = 300, 4
+	l.run(t, g, rate, 1000, seconds*time.Second, func(context.Context) (string, error) { return "v", nil })
+	close(stop)
+	// Each caller has its own goroutine, and its call at most a second or so; a
+	// few for each of those in the store and in the client.
+	grown := most.Load() - int64(before)
+	t.Logf("at most %d goroutines more, at %d calls a second", grown, rate)
+	if grown > 6*rate {
+		t.Errorf("%d goroutines more", grown)
+	}
+	proxy.Delay(0)
+	for deadline := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > before+20; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines before, %d after", before, runtime.NumGoroutine())
+		}
+	}
+}
+
+// pitfall 31
+func TestHostileEntriesAreCountedAndOverwritten(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	type record struct {
+		Name  string
+		Tags  []string
+		Count map[string]int
+	}
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	events := &recorder{}
+	g, err := guard.New[record](s, "g", guard.Policy{TTL: time.Minute, Observer: events, CompressAbove: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	good := record{Name: "n", Tags: []string{"a", "b"}, Count: map[string]int{"x": 1}}
+	if err := g.Set(context.Background(), "good", good); err != nil {
+		t.Fatal(err)
+	}
+	admin := server.Client()
+	template, err := admin.Get(context.Background(), "test:{g:good}").Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 10_000
+	rng := rand.New(rand.NewPCG(3, 4))
+	hostile := make([][]byte, n)
+	pipe := admin.Pipeline()
+	for i := range hostile {
+		hostile[i] = damage(rng, template)
+		pipe.Set(context.Background(), fmt.Sprintf("test:{g:%d}", i), hostile[i], time.Minute)
+	}
+	if _, err := pipe.Exec(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var wg sync.WaitGroup
+	var next, sound atomic.Int64
+	for range 16 {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < n; i = next.Add(1) - 1 {
+				v, err := g.Get(context.Background(), fmt.Sprint(i), func(context.Context) (record, error) { return good, nil })
+				switch {
+				case errors.Is(err, guard.ErrNotFound) && hostile[i][17] == byte(cache.Negative):
+					sound.Add(1) // one flipped bit makes a value a sound negative entry
+				case err != nil:
+					t.Errorf("entry %x: %v", hostile[i], err)
+				case hostile[i][min(17, len(hostile[i])-1)] == byte(cache.Bypass):
+					sound.Add(1) // or a sound marker that its callers fetch for themselves
+				case v.Name != good.Name:
+					sound.Add(1) // bits flipped in a name
+				}
+			}
+		})
+	}
+	wg.Wait()
+	runtime.ReadMemStats(&after)
+	damaged := len(events.keys(cache.EntryDamaged))
+	each := (after.TotalAlloc - before.TotalAlloc) / n
+	t.Logf("%d of %d entries were damaged, %d sound; %d bytes allocated for each Get", damaged, n, sound.Load(), each)
+	// Many lies ask for gigabytes. That no single one is believed is shown where
+	// the codec and the decompression are tested.
+	if damaged < n/2 || each > 256<<10 {
+		t.Errorf("%d of %d entries were reported, %d bytes were allocated for each", damaged, n, each)
+	}
+	for i := range n {
+		_, err := g.Get(context.Background(), fmt.Sprint(i), func(context.Context) (record, error) { return record{}, errNotOverwritten })
+		bypass := len(hostile[i]) > 17 && hostile[i][17] == byte(cache.Bypass)
+		if err != nil && !errors.Is(err, guard.ErrNotFound) && !bypass {
+			t.Errorf("entry %x was not overwritten: %v", hostile[i], err)
+		}
+	}
+}
+
+var errNotOverwritten = errors.New("fetched again")
+
+// damage makes a hostile entry, of a good one or of nothing.
+func damage(rng *rand.Rand, good []byte) []byte {
+	b := slices.Clone(good)
+	switch rng.IntN(6) {
+	case 0: // random bytes
+		b = make([]byte, 1+rng.IntN(200))
+		for i := range b {
+			b[i] = byte(rng.Uint32())
+		}
+	case 1: // truncated
+		b = b[:1+rng.IntN(len(b)-1)]
+	case 2: // bits flipped
+		for range 1 + rng.IntN(8) {
+			b[rng.IntN(len(b))] ^= 1 << rng.IntN(8)
+		}
+	case 3: // a payload whose first length is a lie
+		heads := []byte{0xdd, 0xdf, 0xdb, 0xc6, 0xc9}
+		b = append(b[:cache.HeaderSize], heads[rng.IntN(len(heads))])
+		b = binary.BigEndian.AppendUint32(b, rng.Uint32()|1<<30)
+	case 4: // another format, kind or codec
+		b[16+rng.IntN(3)] = byte(rng.Uint32())
+	case 5: // said to be compressed
+		b[19] |= byte(cache.FlagCompressed)
+		if rng.IntN(2) == 0 { // with a length of its own that is a lie
+			b = binary.AppendUvarint(b[:cache.HeaderSize], uint64(rng.Uint32()))
+		}
+	}
+	return b
+}

@@ -1,0 +1,188 @@
+package sim_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/sim"
+)
+
+// A mutant is the library with something taken out. Each must be found by one of
+// its rules, within the seeds that a run without flags plays.
+type mutant struct {
+	name  string
+	cfg   sim.Config
+	rules []string
+}
+
+const (
+	notMine  = "if not lease or lease:sub(1, 16) ~= ARGV[1] then"
+	endLease = "redis.call('DEL', KEYS[1], KEYS[2])"
+)
+
+// script is a mutant of one script: some of its text becomes other text.
+func script(name, old, replacement string) sim.Config {
+	return sim.Config{Lua: map[string]func(string) string{
+		name: func(source string) string { return strings.ReplaceAll(source, old, replacement) },
+	}}
+}
+
+func from(outside bool, c sim.Config) sim.Config {
+	c.Outside = outside
+	return c
+}
+
+func wrap(f func(cache.Store) cache.Store) sim.Config { return sim.Config{Wrap: f} }
+
+var mutants = []mutant{
+	{"fill writes without its lease", script("fill", notMine, "if false then"), []string{"P2"}},
+	{"fill writes without its lease, seen from outside", from(true, script("fill", notMine, "if false then")), []string{"P3"}},
+	{"store writes what fill refused", wrap(func(s cache.Store) cache.Store { return insistent{s} }), []string{"P2"}},
+	{"store writes what fill refused, seen from outside", from(true, wrap(func(s cache.Store) cache.Store { return insistent{s} })), []string{"P3"}},
+	{"every outcome is shared", sim.Config{Share: true, Outside: true}, []string{"P3"}},
+	{"delete forgets the lease", script("delete", endLease, "redis.call('DEL', KEYS[1])"), []string{"delete"}},
+	{"delete forgets the lease, seen from outside", from(true, script("delete", endLease, "redis.call('DEL', KEYS[1])")), []string{"P3"}},
+	{"set forgets the lease", script("set", "redis.call('DEL', KEYS[2], ", "redis.call('DEL', "), []string{"end of lease"}},
+	{"set forgets the lease, seen from outside", from(true, script("set", "redis.call('DEL', KEYS[2], ", "redis.call('DEL', ")), []string{"P3"}},
+	{"expire forgets the lease", script("expire", "redis.call('DEL', KEYS[2])", ""), []string{"end of lease"}},
+	{"release ends any lease", script("release", notMine+" return 0 end", "if not lease then return 0 end"), []string{"fence"}},
+	{"fail ends any lease", script("fail", notMine, "if not lease then"), []string{"fence"}},
+	{"acquire doesn't look for an entry", script("acquire", "head ~= seen", "false"), []string{"P1"}},
+	{"acquire doesn't tell of a failure", script("acquire", "if failure then", "if false then"), []string{"P8"}},
+	{"acquire ignores the lease", script("acquire", "elseif holder ~= over then", "elseif false then"), []string{"fence"}},
+	{"acquire takes over at the first look", script("acquire", "holder == suspect and abandoned", "abandoned"), []string{"fence"}},
+	{"acquire takes over from the living", script("acquire", "holder == suspect and abandoned", "holder == suspect"), []string{"takeover"}},
+	{"quarantine counts the living", script("acquire", "if not watched(process) then dead", "if true then dead"), []string{"P7"}},
+	{"quarantine counts who left in order", script("release", "redis.call('SREM', KEYS[2], ARGV[1])", ""), []string{"left behind", "P7"}},
+	{"reads join one that was sent before", from(true, wrap(func(s cache.Store) cache.Store { return &joining{Store: s, under: map[string]*reading{}} })), []string{"P3"}},
+	{"waiters believe word of any lease", from(true, wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}} })), []string{"P3", "sharing"}},
+	{"a fetch's failure is kept to itself", wrap(func(s cache.Store) cache.Store { return silent{s} }), []string{"leak"}},
+	{"callers wait for Redis whatever their deadline", from(true, wrap(func(s cache.Store) cache.Store { return patient{s} })), []string{"P4"}},
+}
+
+func TestMutantsAreFound(t *testing.T) {
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			m.cfg.Scripts = scriptsDir
+			for s := uint64(1); s <= manySeeds; s++ {
+				m.cfg.Seed = s
+				for _, v := range sim.Run(t, m.cfg).Violations {
+					if slices.Contains(m.rules, v.Rule) {
+						t.Logf("found by seed %d: %v", s, v)
+						return
+					}
+				}
+			}
+			t.Errorf("not found in %d seeds by any of %q", manySeeds, m.rules)
+		})
+	}
+}
+
+// insistent writes what a fill was refused, and says that it was stored.
+type insistent struct{ cache.Store }
+
+func (s insistent) Fill(ctx context.Context, l *cache.Lease, e *cache.Entry) (bool, error) {
+	ok, err := s.Store.Fill(ctx, l, e)
+	if err == nil && !ok {
+		ok, err = true, s.Set(ctx, l.Key, e)
+	}
+	return ok, err
+}
+
+// joining lets a read take the answer of one that was sent before it came.
+type joining struct {
+	cache.Store
+	mu    sync.Mutex
+	under map[string]*reading
+}
+
+type reading struct {
+	done chan struct{}
+	r    *cache.Reading
+	err  error
+}
+
+func (s *joining) Read(ctx context.Context, key string) (*cache.Reading, error) {
+	s.mu.Lock()
+	r, first := s.under[key], false
+	if r == nil {
+		r, first = &reading{done: make(chan struct{})}, true
+		s.under[key] = r
+	}
+	s.mu.Unlock()
+	if first {
+		r.r, r.err = s.Store.Read(context.WithoutCancel(ctx), key)
+		s.mu.Lock()
+		delete(s.under, key)
+		s.mu.Unlock()
+		close(r.done)
+	}
+	select {
+	case <-r.done:
+		return r.r, r.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// gullible makes every wake-up one about the lease that is waited for.
+type gullible struct {
+	cache.Store
+	mu   sync.Mutex
+	held map[string]cache.Token
+}
+
+func (s *gullible) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
+	a, err := s.Store.Acquire(ctx, key, ask)
+	if err == nil && a.Verdict == cache.Held {
+		s.mu.Lock()
+		s.held[key] = a.Holder
+		s.mu.Unlock()
+	}
+	return a, err
+}
+
+func (s *gullible) Watch(key string) *cache.Watch {
+	inner := s.Store.Watch(key)
+	end := make(chan struct{})
+	w := cache.NewWatch(func() { close(end); inner.Close() })
+	go func() {
+		for {
+			select {
+			case m := <-inner.C:
+				s.mu.Lock()
+				m.Token = s.held[key]
+				s.mu.Unlock()
+				w.Push(m)
+			case <-end:
+				return
+			}
+		}
+	}()
+	return w
+}
+
+// silent keeps a failure, and the lease with it.
+type silent struct{ cache.Store }
+
+func (s silent) Fail(context.Context, *cache.Lease, []byte, time.Duration) (bool, error) {
+	return true, nil
+}
+
+// patient reads to the end, whoever has gone meanwhile.
+type patient struct{ cache.Store }
+
+func (s patient) Read(ctx context.Context, key string) (*cache.Reading, error) {
+	r, err := s.Store.Read(context.WithoutCancel(ctx), key)
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	return r, err
+}
