@@ -288,6 +288,170 @@ func ExampleGuard_Expire() {
 	// Output: Ada stale <nil>
 }
 
+// Refresh fetches though the stored value is fresh; everybody else is served that
+// meanwhile.
+func ExampleGuard_Refresh() {
+	store := exampleStore()
+	defer store.Close()
+	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer quotes.Close()
+
+	ctx := context.Background()
+	price := 1.08
+	askVendor := func(context.Context) (Quote, error) {
+		price += 0.01
+		return Quote{"EURUSD", price}, nil
+	}
+	for _, get := range []func(context.Context, string, guard.FetchFunc[Quote]) (Quote, error){
+		quotes.Get, quotes.Get, quotes.Refresh, quotes.Get,
+	} {
+		q, err := get(ctx, "EURUSD", askVendor)
+		fmt.Println(q.Pair, q.Price, err)
+	}
+	// Output:
+	// EURUSD 1.09 <nil>
+	// EURUSD 1.09 <nil>
+	// EURUSD 1.1 <nil>
+	// EURUSD 1.1 <nil>
+}
+
+// Stats are numbers for a dashboard, and what is under way now.
+func ExampleGuard_Stats() {
+	store := exampleStore()
+	defer store.Close()
+	names, err := guard.New[string](store, "names", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer names.Close()
+
+	ctx := context.Background()
+	for _, key := range []string{"42", "42", "nobody"} {
+		_, _ = names.Get(ctx, key, func(context.Context) (string, error) {
+			for _, f := range names.Stats().InFlight {
+				fmt.Println(f.Role, f.Key)
+			}
+			if key == "nobody" {
+				return "", guard.ErrNotFound
+			}
+			return "Ada", nil
+		})
+	}
+	s := names.Stats()
+	fmt.Println("fetches:", s.Fetches, "own:", s.Fetched, "hits:", s.RedisHits, "not found:", s.Errors.NotFound)
+	// Output:
+	// fetching 42
+	// fetching nobody
+	// fetches: 2 own: 1 hits: 1 not found: 1
+}
+
+// A near value costs no round trip, and ends when another process changes it.
+func ExampleNear() {
+	here := exampleStore()
+	defer here.Close()
+	there := here.Join() // as if in another process
+	defer there.Close()
+	policy := guard.Policy{
+		TTL:  time.Minute,
+		Near: guard.Near{MaxEntries: 10_000},
+	}
+	a, err := guard.New[string](here, "names", policy)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer a.Close()
+	b, err := guard.New[string](there, "names", policy)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer b.Close()
+
+	ctx := context.Background()
+	show := func() {
+		r, err := a.Load(ctx, "42", func(context.Context, *guard.Fill[string]) (string, error) { return "Ada", nil })
+		fmt.Println(r.Value, r.Source, err)
+	}
+	show()
+	show()
+	if err := b.Set(ctx, "42", "Grace"); err != nil {
+		log.Fatal(err)
+	}
+	show() // on Redis: as soon as the message has arrived
+	show()
+	// Output:
+	// Ada fetched <nil>
+	// Ada near <nil>
+	// Grace redis <nil>
+	// Grace near <nil>
+}
+
+// With Clone each caller may change what it gets.
+func ExampleNear_clone() {
+	store := exampleStore()
+	defer store.Close()
+	roles, err := guard.New[[]string](store, "roles", guard.Policy{
+		TTL:   time.Minute,
+		Near:  guard.Near{MaxBytes: 1 << 20},
+		Clone: slices.Clone[[]string],
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer roles.Close()
+
+	for range 2 {
+		r, err := roles.Get(context.Background(), "42", func(context.Context) ([]string, error) {
+			return []string{"reader", "writer"}, nil
+		})
+		fmt.Println(r, err)
+		r[0] = "admin" // of this caller's own copy
+	}
+	// Output:
+	// [reader writer] <nil>
+	// [reader writer] <nil>
+}
+
+// Callers of a slow fetch get the stale value after SoftTimeout; the fetch goes
+// on, and is stored.
+func ExamplePolicy_softTimeout() {
+	store := exampleStore()
+	defer store.Close()
+	names, err := guard.New[string](store, "names", guard.Policy{
+		TTL:          time.Millisecond,
+		StaleIfError: time.Hour,
+		SoftTimeout:  20 * time.Millisecond,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer names.Close()
+
+	ctx := context.Background()
+	if err := names.Set(ctx, "42", "Ada"); err != nil {
+		log.Fatal(err)
+	}
+	time.Sleep(5 * time.Millisecond) // it is stale now
+	slow, stored := make(chan struct{}), make(chan struct{})
+	r, err := names.Load(ctx, "42", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+		defer close(stored)
+		<-slow
+		f.TTL = time.Minute
+		return "Grace", nil
+	})
+	fmt.Println(r.Value, r.Source, err)
+
+	close(slow)
+	<-stored
+	name, err := names.Get(ctx, "42", func(context.Context) (string, error) { return "not asked", nil })
+	fmt.Println(name, err)
+	// Output:
+	// Ada stale <nil>
+	// Grace <nil>
+}
+
 // A private value goes to the caller that fetched it, and to nobody else.
 func ExampleFill_private() {
 	store := exampleStore()

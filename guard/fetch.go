@@ -18,6 +18,7 @@ type fetched struct {
 	entry *cache.Entry // of the value, packed
 	err   error
 	took  time.Duration
+	fill  fill // with what the fetch said of its value
 	lost  bool // the lease was lost, and the fetch given up as nobody could use it
 }
 
@@ -37,20 +38,22 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 	e.observeAs(cache.FetchStarted, ev)
 	start := time.Now()
 	done := make(chan fetched, 1)
-	go e.callFetch(ctx, c, f, done) // ends when the user's fetch does
+	// It ends when the user's fetch does, which may be long after it was given up:
+	// so it works on a fill of its own.
+	go e.callFetch(ctx, c, *f, done)
 	var r fetched
 	for waiting := true; waiting; {
 		select {
 		case r = <-done:
 			waiting = false
 		case <-ctx.Done():
-			r, waiting = fetched{err: context.Cause(ctx)}, false
+			r, waiting = fetched{fill: *f, err: context.Cause(ctx)}, false
 		case <-leaseLost:
 			e.observeAs(cache.LeaseLost, ev)
 			leaseLost = nil
 			lost()
 		case <-unwanted:
-			r, waiting = fetched{lost: true, err: context.Canceled}, false
+			r, waiting = fetched{fill: *f, lost: true, err: context.Canceled}, false
 		}
 	}
 	r.took = time.Since(start)
@@ -68,7 +71,7 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 
 // callFetch calls the user's fetch and packs its value, and answers on done
 // whatever becomes of it.
-func (e *engine) callFetch(ctx context.Context, c call, f *fill, done chan<- fetched) {
+func (e *engine) callFetch(ctx context.Context, c call, f fill, done chan<- fetched) {
 	ctx, frame := enter(ctx, e, c.key)
 	var r fetched
 	returned := false
@@ -76,14 +79,15 @@ func (e *engine) callFetch(ctx context.Context, c call, f *fill, done chan<- fet
 		frame.ended.Store(true)
 		if !returned {
 			// A panic or a Goexit: recover tells them apart.
-			r = fetched{err: ErrGoexit}
+			r = fetched{fill: f, err: ErrGoexit}
 			if p := recover(); p != nil {
 				r.err = &PanicError{Value: p, Stack: debug.Stack()}
 			}
 		}
 		done <- r
 	}()
-	r.value, r.err = c.fetch(ctx, f)
+	r.value, r.err = c.fetch(ctx, &f)
+	r.fill = f
 	if r.err == nil && !f.private {
 		r.entry, r.err = e.pack(r.value)
 	}
@@ -121,11 +125,11 @@ func (p *pursuit) lead(lease *cache.Lease) *outcome {
 		entry := &cache.Entry{Kind: cache.Negative, TTL: p.policy.Negative, FreshFor: p.policy.Negative}
 		return p.fill(ctx, lease, start, entry, r, &outcome{err: r.err})
 	case errors.Is(r.err, ErrNotModified):
-		return p.renew(ctx, lease, start, f, r)
+		return p.renew(ctx, lease, start, r)
 	case r.err != nil:
 		return p.fail(ctx, lease, start, r.err)
 	}
-	return p.fill(ctx, lease, start, p.entryOf(f, &r), r, &outcome{value: r.value, source: Fetched, private: f.private})
+	return p.fill(ctx, lease, start, p.entryOf(&r), r, &outcome{value: r.value, source: Fetched, private: r.fill.private})
 }
 
 // newFill presets what a fetch may change.
@@ -144,8 +148,8 @@ func (p *pursuit) newFill() *fill {
 
 // entryOf is what is stored of a fetched value: the value, or a marker where it
 // may not be.
-func (p *pursuit) entryOf(f *fill, r *fetched) *cache.Entry {
-	if f.private {
+func (p *pursuit) entryOf(r *fetched) *cache.Entry {
+	if r.fill.private {
 		return &cache.Entry{Kind: cache.Bypass, TTL: p.policy.Bypass, FreshFor: p.policy.Bypass}
 	}
 	// MaxBytes bounds what is encoded; what is packed may be smaller or equal.
@@ -153,12 +157,13 @@ func (p *pursuit) entryOf(f *fill, r *fetched) *cache.Entry {
 		p.observe(Event{Kind: cache.FillTooLarge, Key: p.call.key, Size: size})
 		return &cache.Entry{Kind: cache.Bypass, Flags: cache.FlagTooLarge, TTL: p.policy.Bypass, FreshFor: p.policy.Bypass}
 	}
-	r.entry.FreshFor, r.entry.TTL = lifetime(f, &p.policy)
+	r.entry.FreshFor, r.entry.TTL = lifetime(&r.fill, &p.policy)
 	return r.entry
 }
 
 // renew stores the stale value for another TTL, as the upstream said it is good.
-func (p *pursuit) renew(ctx context.Context, lease *cache.Lease, start uint64, f *fill, r fetched) *outcome {
+func (p *pursuit) renew(ctx context.Context, lease *cache.Lease, start uint64, r fetched) *outcome {
+	f := &r.fill
 	if f.staleReading == nil {
 		return p.fail(ctx, lease, start, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
 	}
@@ -231,7 +236,7 @@ func (p *pursuit) fetchHere(source Source) *outcome {
 	if p.engine.ctx.Err() != nil {
 		return &outcome{err: ErrClosed, moment: always}
 	}
-	o := &outcome{value: r.value, err: r.err, source: source, moment: start, private: f.private}
+	o := &outcome{value: r.value, err: r.err, source: source, moment: start, private: r.fill.private}
 	if errors.Is(r.err, ErrNotModified) && f.stale != nil {
 		o.value, o.err = f.stale, nil
 	}

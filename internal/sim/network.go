@@ -390,12 +390,11 @@ func (n *network) die() {
 	n.cut()
 }
 
-// mortal ends the network of a process that has been closed.
-func (n *network) mortal() error {
+// end ends the network of a process that has been closed.
+func (n *network) end() {
 	if !n.isDead() {
 		n.die()
 	}
-	return nil
 }
 
 // A client sends its commands through one network's hook, and subscribes through

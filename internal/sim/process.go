@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -134,11 +135,15 @@ func (p *process) watched() bool {
 	return p.w.server.PubSubNumSub(channel)[channel] > 0
 }
 
+// The two below look into the library without asking it: what they count must be
+// nothing at rest, and nobody else needs to know.
+
 // tokens counts the tokens in the store's ledger, by their state.
 func (p *process) tokens() map[uint64]int {
 	all := map[uint64]int{}
-	tokens := reflect.ValueOf(p.redis).Elem().FieldByName("ledger").Elem().FieldByName("tokens")
-	for it := tokens.MapRange(); it.Next(); {
+	ledger := reflect.ValueOf(p.redis).Elem().FieldByName("ledger").Elem()
+	defer lock(ledger)()
+	for it := ledger.FieldByName("tokens").MapRange(); it.Next(); {
 		all[it.Value().Elem().FieldByName("state").Uint()]++
 	}
 	return all
@@ -149,7 +154,17 @@ func (p *process) flying() int {
 	e := reflect.ValueOf(p.guard).Elem().FieldByName("engine").Elem()
 	n := e.FieldByName("unguarded").Len()
 	for _, f := range []string{"flights", "refreshes", "locals"} {
-		n += e.FieldByName(f).FieldByName("live").Len()
+		fs := e.FieldByName(f)
+		unlock := lock(fs)
+		n += fs.FieldByName("live").Len()
+		unlock()
 	}
 	return n
+}
+
+// lock takes the mutex named mu of a struct.
+func lock(of reflect.Value) (unlock func()) {
+	mu := (*sync.Mutex)(of.FieldByName("mu").Addr().UnsafePointer())
+	mu.Lock()
+	return mu.Unlock
 }

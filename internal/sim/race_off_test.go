@@ -4,3 +4,5 @@ package sim_test
 
 // manySeeds is what a run without flags plays.
 const manySeeds = 2000
+
+const raceDetector = false

@@ -5,3 +5,5 @@ package sim_test
 // manySeeds is less than without the race detector, which slows a seed down
 // several times. TestMutantsAreFound needs about so many.
 const manySeeds = 400
+
+const raceDetector = true

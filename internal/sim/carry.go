@@ -1,0 +1,123 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// request carries a command out, or loses it.
+func (w *world) request(c *call) {
+	if !w.healed && w.chance(w.plan.loseRequest) {
+		w.fault("request lost")
+		w.say("p%d: %s is lost on its way", c.n.proc, c.label)
+		c.request <- errCut
+		return
+	}
+	w.carryOut(c, func() { c.request <- nil })
+}
+
+// late carries out a command that its client has given up.
+func (w *world) late(c *call) {
+	c.n.mu.Lock()
+	c.n.calls = without(c.n.calls, c)
+	c.n.mu.Unlock()
+	if !w.healed && w.rng.IntN(2) == 0 {
+		return // it never arrives
+	}
+	w.fault("request late")
+	w.carryOut(c, func() {
+		for _, cmd := range c.cmds {
+			_ = w.admin.Process(context.Background(), cmd)
+		}
+	})
+}
+
+func (w *world) carryOut(c *call, do func()) {
+	before := w.book.look(w)
+	do()
+	synctest.Wait()
+	w.say("p%d: %s is carried out: %s", c.n.proc, c.label, w.replyOf(c))
+	w.book.carriedOut(w, c, before, w.book.look(w))
+}
+
+// answer delivers an answer, or loses it.
+func (w *world) answer(c *call) {
+	if !w.healed && w.chance(w.plan.loseAnswer) {
+		w.fault("answer lost")
+		w.say("p%d: the answer of %s is lost", c.n.proc, c.label)
+		c.answer <- errCut
+		return
+	}
+	w.say("p%d: the answer of %s arrives", c.n.proc, c.label)
+	c.answer <- nil
+}
+
+func (w *world) replyOf(c *call) string {
+	if c.is("get") {
+		var all []string
+		c.n.mu.Lock()
+		defer c.n.mu.Unlock()
+		for _, cmd := range c.cmds {
+			if get, ok := cmd.(*redis.StringCmd); ok && get.Err() == nil {
+				e, _ := cache.ParseEntry([]byte(get.Val()))
+				all = append(all, fmt.Sprintf("%v %q by %s", e.Kind, e.Payload, w.tokenName(string(e.Version[:]))))
+			}
+		}
+		slices.Sort(all)
+		return fmt.Sprintf("%d found %s", len(all), strings.Join(all, ", "))
+	}
+	if len(c.cmds) > 1 {
+		return "" // in the order of a map
+	}
+	switch v := c.reply().(type) {
+	case nil:
+		return "no reply"
+	case []any:
+		text := fmt.Sprint(v[0])
+		switch text {
+		case "held":
+			text += " by " + w.tokenName(v[1].(string)) + fmt.Sprintf(", unwatched %v", v[3])
+		case "granted":
+			text += fmt.Sprintf(", taken over %v, tries %v", v[1], v[2])
+		}
+		return text
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+func (w *world) subscribe(p *process, l *wire, what parcel) {
+	w.say("p%d: its %s is carried out", p.id, what.what)
+	l.send()
+}
+
+func (w *world) message(p *process, l *wire, what parcel) {
+	lose := what.what == "message" && !w.healed && w.chance(w.plan.loseMessage)
+	text := what.what
+	if what.what == "message" && len(what.parts) == 3 {
+		if m, err := cache.ParseMessage([]byte(what.parts[2])); err == nil {
+			text = fmt.Sprintf("message %v on %s", m.Signal, what.parts[1])
+		}
+	}
+	if lose {
+		w.fault("message lost")
+		w.say("p%d: %s is lost", p.id, text)
+	} else {
+		w.say("p%d: %s arrives", p.id, text)
+	}
+	l.receive(lose)
+}
+
+func (w *world) endFetch(f *fetch) {
+	w.say("fetch %s may end, %v", f.name, f.ending)
+	f.ready = f.began.Add(1000 * time.Hour)
+	close(f.finish)
+}
