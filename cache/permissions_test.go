@@ -30,7 +30,7 @@ func asUser(t *testing.T, server *redistest.Server, rules ...any) *redis.Client 
 // granted is what NewRedis's doc says the user needs on a standalone server.
 var granted = []any{
 	"~app:*", "&app:*", "+hello", "+get", "+pttl", "+eval", "+evalsha", "+set", "+getrange", "+setrange",
-	"+del", "+pexpire", "+sadd", "+srem", "+scard", "+smembers", "+publish", "+subscribe", "+unsubscribe",
+	"+del", "+pexpire", "+incr", "+sadd", "+srem", "+scard", "+smembers", "+publish", "+subscribe", "+unsubscribe",
 	"+pubsub", "+ping",
 }
 
@@ -61,8 +61,16 @@ func works(t *testing.T, s *cache.Redis) {
 	if ok, err := s.Fill(ctx, a.Lease, e); !ok || err != nil {
 		t.Fatalf("Fill: %v, %v", ok, err)
 	}
+	a, err = s.Acquire(ctx, "failing", ask)
+	if err != nil || a.Verdict != cache.Granted {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if ok, err := s.Fail(ctx, a.Lease, []byte("why"), time.Second); !ok || err != nil {
+		t.Fatalf("Fail: %v, %v", ok, err)
+	}
 	for name, err := range map[string]error{
-		"Expire": s.Expire(ctx, "k"), "Set": s.Set(ctx, "k", e), "Reset": s.Reset(ctx, "k"),
+		"Reset of a pause": s.Reset(ctx, "failing"),
+		"Expire":           s.Expire(ctx, "k"), "Set": s.Set(ctx, "k", e), "Reset": s.Reset(ctx, "k"),
 		"Delete": s.Delete(ctx, "k"), "Close": s.Close(),
 	} {
 		if err != nil {
@@ -74,7 +82,7 @@ func works(t *testing.T, s *cache.Redis) {
 // pitfall 32
 func TestUserWithoutScriptsIsToldAtTheStart(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
-	for _, missing := range []any{"+get", "+del", "~app:*"} {
+	for _, missing := range []any{"+get", "+del", "+incr", "+smembers", "+publish", "+setrange", "~app:*"} {
 		var rules []any
 		for _, g := range granted {
 			if g != missing {

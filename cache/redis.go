@@ -122,7 +122,7 @@ var _ Store = (*Redis)(nil)
 // open and goes to work when Redis answers.
 //
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
-// GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE SADD SREM SCARD
+// GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
 // SMEMBERS PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a cluster also CLUSTER
 // SPUBLISH SSUBSCRIBE SUNSUBSCRIBE. Redis 6.2 or later; a cluster of Redis 7 or
 // later uses sharded channels.
@@ -283,11 +283,9 @@ func (s *Redis) probe() error {
 	if err := s.topo.load(ctx); err != nil {
 		return s.probeFailed(err)
 	}
-	const key = "stampede-probe"
-	if _, err := s.Read(ctx, key); err != nil {
-		return s.probeFailed(err)
-	}
-	if err := s.Reset(ctx, key); err != nil {
+	// A key of this process alone, so that no two probes meet.
+	key := "stampede-probe-" + s.minter.Process().String()
+	if err := s.rehearse(ctx, key); err != nil {
 		return s.probeFailed(err)
 	}
 	n, err := s.topo.node(s.keys.names(key).wake)
@@ -301,6 +299,56 @@ func (s *Redis) probe() error {
 		s.livenessOff(n.addr, err)
 	}
 	return nil
+}
+
+// rehearse does once, to a key of nobody's, all that will be done to keys.
+func (s *Redis) rehearse(ctx context.Context, key string) error {
+	names := s.keys.names(key)
+	if _, err := s.Read(ctx, key); err != nil {
+		return err
+	}
+	// The scripts publish with pcall, which would swallow a refusal, and look
+	// through tries only where processes have died.
+	for _, cmd := range [][]any{{s.publish(), names.wake, ""}, {"SMEMBERS", names.tries}} {
+		n, err := s.topo.node(names.wake)
+		if err != nil {
+			return err
+		}
+		err = s.do(ctx, n, fmt.Sprint(cmd[0]), func(ctx context.Context) error {
+			return s.client.Process(ctx, once{redis.NewCmd(ctx, cmd...)})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	ask := Ask{TTL: time.Second, MaxAttempts: 1, Window: time.Minute}
+	entry := &Entry{Kind: Value, TTL: time.Second}
+	granted := func() (*Lease, error) {
+		token := s.minter.Token()
+		_, err := s.runFor(ctx, names.lease, "acquire", acquireScript,
+			[]string{names.entry, names.lease, names.tries, names.pause, names.failed(Token{}), names.failures},
+			token[:], ask.TTL.Milliseconds(), "", "", "", "", ask.MaxAttempts, ask.Window.Milliseconds(), s.keys.alivePrefix(), 0)
+		return NewLease(key, token), err
+	}
+	steps := []func() error{
+		func() error { l, err := granted(); return errors.Join(err, s.fail(ctx, l, time.Millisecond)) },
+		func() error { return s.Reset(ctx, key) },
+		func() error { l, err := granted(); return errors.Join(err, s.release(ctx, l.Key, l.Token)) },
+		func() error { return s.Set(ctx, key, entry) },
+		func() error { return s.Expire(ctx, key) },
+		func() error { return s.Delete(ctx, key) },
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Redis) fail(ctx context.Context, l *Lease, pause time.Duration) error {
+	_, err := s.Fail(ctx, l, nil, pause)
+	return err
 }
 
 // publish is the command by which scripts wake those who wait.

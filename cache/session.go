@@ -61,17 +61,38 @@ func (u *subscriber) session() (wasLive bool, err error) {
 		case <-u.doubted:
 			err = errElsewhere
 		case <-u.kick:
-			err = u.reconcile(ctx, ps)
+			err = u.inTime(func() error { return u.reconcile(ctx, ps) })
 		case <-ping.C:
 			if silent := heard.elapsed(); silent > deadAfter {
 				err = fmt.Errorf("cache: the subscription has been silent for %v", silent.Round(time.Millisecond))
 			} else {
-				err = ps.Ping(ctx)
+				err = u.inTime(func() error { return ps.Ping(ctx) })
 			}
 			u.verify()
 		}
 	}
 	return u.wentLive(), err
+}
+
+// inTime runs a write on the connection. When the connection has broken the
+// client may be dialing anew, with a lock held that the write waits for: so it
+// is given up after RedisTimeout, or when the subscriber is stopped, and the
+// connection with it.
+func (u *subscriber) inTime(write func() error) error { return u.within(u.ctx, write) }
+
+func (u *subscriber) within(ctx context.Context, write func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, u.s.opts.RedisTimeout)
+	defer cancel()
+	written := make(chan error, 1)
+	if !u.s.spawnCall(func() { written <- write() }) {
+		return ErrClosed
+	}
+	select {
+	case err := <-written:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // verify asks, where commands go, whether this process is subscribed there. Who
@@ -122,7 +143,7 @@ func (u *subscriber) leave(ctx context.Context, ps *redis.PubSub, received <-cha
 	u.mu.Lock()
 	u.left = left
 	u.mu.Unlock()
-	if ps.Unsubscribe(ctx, u.alive) != nil {
+	if u.within(context.WithoutCancel(u.ctx), func() error { return ps.Unsubscribe(ctx, u.alive) }) != nil {
 		return
 	}
 	timer := time.NewTimer(u.s.opts.RedisTimeout)

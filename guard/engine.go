@@ -82,7 +82,7 @@ func (e *engine) pursue(c call) *outcome {
 	if c.force {
 		fs = &e.forced
 	}
-	if e.policy.SoftTimeout == 0 {
+	if e.policy.SoftTimeout == 0 || c.force {
 		soft.stop()
 	}
 	for round := 0; ; round++ {

@@ -127,7 +127,7 @@ func (p *pursuit) lead(lease *cache.Lease) *outcome {
 	case errors.Is(r.err, ErrNotModified):
 		return p.renew(ctx, lease, start, r)
 	case r.err != nil:
-		return p.fail(ctx, lease, start, r.err)
+		return p.fail(ctx, lease, start, r.took, r.err)
 	}
 	return p.fill(ctx, lease, start, p.entryOf(&r), r, &outcome{value: r.value, source: Fetched, private: r.fill.private})
 }
@@ -165,7 +165,7 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 func (p *pursuit) renew(ctx context.Context, lease *cache.Lease, start uint64, r fetched) *outcome {
 	f := &r.fill
 	if f.staleReading == nil {
-		return p.fail(ctx, lease, start, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
+		return p.fail(ctx, lease, start, r.took, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
 	}
 	old := f.staleReading.Entry
 	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags &^ cache.FlagExpired, Payload: old.Payload}
@@ -200,15 +200,20 @@ func (p *pursuit) fill(ctx context.Context, lease *cache.Lease, start uint64, en
 
 // fail gives the lease back with an error, and a pause if the fetch asked for
 // one or there is a stale value to live on.
-func (p *pursuit) fail(ctx context.Context, lease *cache.Lease, start uint64, cause error) *outcome {
+func (p *pursuit) fail(ctx context.Context, lease *cache.Lease, start uint64, took time.Duration, cause error) *outcome {
 	pause, asked := PauseOf(cause)
-	if !asked && p.policy.ErrorPause != Off && (p.background || servableIfError(p.known, 0)) {
-		pause = errorPause(&p.policy, lease.Failures)
+	if !asked && p.policy.ErrorPause != Off && servableIfError(p.known, took) {
+		// It ends with the value that callers live on meanwhile.
+		pause = min(errorPause(&p.policy, lease.Failures), p.known.Left-took)
 	}
 	pause = min(pause, cache.MaxTTL)
 	o := &outcome{err: cause, moment: p.tick()}
-	if ok, _ := p.store.Fail(ctx, lease, encodeFailure(cause, pause, &p.policy), pause); !ok {
+	ok, err := p.store.Fail(ctx, lease, encodeFailure(cause, pause, &p.policy), pause)
+	if !ok {
 		o.moment = start
+	}
+	if errors.Is(err, cache.ErrRefused) {
+		_ = p.store.Release(ctx, lease)
 	}
 	return o
 }

@@ -55,8 +55,8 @@ type near struct {
 	ttl    time.Duration
 	hits   *stats.Counter
 
-	// stamps change when a key of their stripe is invalidated, so that a value
-	// that was read before is not put in after.
+	// stamps change when a key of their stripe is invalidated: a value that was
+	// asked for before is not used after. Other keys of the stripe suffer a miss.
 	stamps   [256]atomic.Uint64
 	seed     maphash.Seed
 	bypasses atomic.Uint64 // lookups that the feed's epoch ruled out
@@ -66,6 +66,8 @@ type near struct {
 type nearValue struct {
 	value any
 	epoch uint64
+	stamp *atomic.Uint64 // of the key's stripe
+	asked uint64         // what it was when the value was asked for
 	lives time.Duration
 	size  uint32
 	entry *cache.Reading // as it was read at the time at
@@ -105,7 +107,9 @@ func (n *near) get(key string) (nearValue, bool) {
 		n.bypasses.Add(1)
 		return nearValue{}, false
 	}
-	return v, true
+	// It may have been put in just before an invalidation that it ought to have
+	// met, and not be taken out yet.
+	return v, v.stamp.Load() == v.asked
 }
 
 // forget drops a value, and rules out what was read before.
@@ -143,14 +147,9 @@ func (n *near) put(key string, t ticket, value any, r *cache.Reading, due time.D
 		return
 	}
 	n.values.Set(key, nearValue{
-		value: value, epoch: t.epoch, lives: lives, entry: r, at: t.at,
+		value: value, epoch: t.epoch, stamp: n.stamp(key), asked: t.stamp, lives: lives, entry: r, at: t.at,
 		size: uint32(min(len(r.Entry.Payload), math.MaxInt32)),
 	})
-	// An invalidation that came in between has either seen the value, and dropped
-	// it, or has been seen here.
-	if n.stamp(key).Load() != t.stamp || n.feed.Epoch() != t.epoch {
-		n.values.Invalidate(key)
-	}
 }
 
 // whileRefreshing is how long a value is used whose refresh is due.

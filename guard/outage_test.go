@@ -210,7 +210,8 @@ func TestHostileEntriesAreCountedAndOverwritten(t *testing.T) {
 		Tags  []string
 		Count map[string]int
 	}
-	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test"})
+	// A loaded machine is not what is tested here.
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", RedisTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

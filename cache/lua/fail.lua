@@ -11,13 +11,13 @@ if not lease or lease:sub(1, 16) ~= ARGV[1] then
   redis.call('SREM', KEYS[2], ARGV[1])
   return 0
 end
-redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
 if ARGV[4] ~= '0' then
-  redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[4])
   -- Failures count as in a row while each comes soon after the pause of the last.
   redis.call('INCR', KEYS[5])
   redis.call('PEXPIRE', KEYS[5], 2 * ARGV[4] + 60000)
+  redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[4])
 end
+redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
 redis.call('DEL', KEYS[1], KEYS[2])
 redis.pcall(ARGV[7], ARGV[5], ARGV[6] .. ARGV[2])
 return 1
