@@ -24,7 +24,6 @@ type book struct {
 	stored   map[string]storing // values that were in Redis
 	barriers map[string][]*op   // by key: Set, Delete and Expire that returned nil
 	looks    map[look]time.Time // since when a holder was seen to be unwatched
-	paused   bool               // some fetch asked for a pause
 	lost     map[string]string  // by token: how its lease ended while it was held
 	beside   int                // fetches that started beside one whose lease was lost
 }

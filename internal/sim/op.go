@@ -54,7 +54,6 @@ type op struct {
 	returned, forgotten, judged bool
 	carriedOut                  int // step at which Redis carried the change out; 0: it hasn't
 	fetches                     int
-	lastHeld                    string // token that the last acquire of its flight was told
 }
 
 type opKey struct{}

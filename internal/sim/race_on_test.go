@@ -3,7 +3,7 @@
 package sim_test
 
 // manySeeds is less than without the race detector, which slows a seed down
-// several times. TestMutantsAreFound needs about so many.
+// several times.
 const manySeeds = 400
 
 const raceDetector = true
