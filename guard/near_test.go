@@ -319,3 +319,40 @@ func TestNearPolicyIsValidated(t *testing.T) {
 		t.Error("a negative Beta was accepted")
 	}
 }
+
+// In the process that changes a key no reader ever goes back, however it races
+// with those who put values in.
+func TestOwnChangeIsNeverUndoneByARacingReader(t *testing.T) {
+	store, err := cache.NewMemory(cache.MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	g, err := guard.New[int](store, "g", guard.Policy{TTL: time.Minute, Near: guard.Near{MaxEntries: 10}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	ctx := context.Background()
+	fetch := func(context.Context) (int, error) { return -1, nil }
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for !done.Load() {
+				_, _ = g.Get(ctx, "k", fetch)
+			}
+		})
+	}
+	for i := range 20_000 {
+		if err := g.Set(ctx, "k", i); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := g.Get(ctx, "k", fetch); err != nil || v != i {
+			t.Errorf("set %d, got %d, %v", i, v, err)
+			break
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+}
