@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
@@ -27,7 +28,7 @@ func (s *Redis) do(ctx context.Context, n *node, op string, fn func(context.Cont
 // bounded is do without the breaker.
 func (s *Redis) bounded(ctx context.Context, n *node, op string, fn func(context.Context) error) error {
 	if err := ended(ctx); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errEndedBefore, err)
 	}
 	timer := time.NewTimer(s.opts.RedisTimeout)
 	defer timer.Stop()

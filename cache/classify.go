@@ -19,6 +19,9 @@ func classify(op string, err error) error {
 	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrRefused), errors.Is(err, ErrClosed):
 		return err
 	}
+	if errors.Is(err, ErrDamaged) { // an answer, though not one of ours: a foreign value under our name
+		return fmt.Errorf("%w: %s: %w", ErrRefused, op, err)
+	}
 	var reply redis.Error
 	if errors.As(err, &reply) && !passing(reply) {
 		return fmt.Errorf("%w: %s: %w", ErrRefused, op, err)
@@ -56,6 +59,10 @@ var (
 	errBusy        = fmt.Errorf("%w: too many calls are under way (Options.MaxInFlight)", ErrUnavailable)
 	errTimeout     = fmt.Errorf("%w: no answer in time (Options.RedisTimeout)", ErrUnavailable)
 )
+
+// errEndedBefore is wrapped around the cause of a context's end where nothing
+// was sent.
+var errEndedBefore = errors.New("cache: nothing was sent")
 
 // ended is the error of a context that is over, or nil.
 func ended(ctx context.Context) error {

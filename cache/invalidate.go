@@ -68,8 +68,10 @@ func (s *Redis) runOnly(ctx context.Context, name, op string, sc *script, keys [
 // orLater says of a change that was sent and not answered that it may still be
 // carried out.
 func (s *Redis) orLater(op string, err error) error {
-	if errors.Is(err, ErrRefused) || errors.Is(err, ErrClosed) || errors.Is(err, errBreakerOpen) || err == nil {
-		return err
+	for _, unsent := range []error{ErrRefused, ErrClosed, errBreakerOpen, errBusy, errNotLoaded, errEndedBefore} {
+		if err == nil || errors.Is(err, unsent) {
+			return err
+		}
 	}
 	return fmt.Errorf("%w (the %s may still be carried out)", err, op)
 }

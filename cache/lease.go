@@ -97,6 +97,9 @@ func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Toke
 			})
 	})
 	answer, fate := h.settle()
+	if answer.Verdict == Granted {
+		err = nil // it came in the moment the call was given up: nobody else deals with it
+	}
 	switch {
 	case fate == notSent:
 		s.ledger.forget(token)
@@ -112,7 +115,9 @@ func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Toke
 		return answer, err
 	}
 	answer.Lease.Key, answer.Lease.Token = key, token
-	s.ledger.grant(answer.Lease, sent, ask.RenewFor)
+	if !s.ledger.grant(answer.Lease, sent, ask.RenewFor) {
+		return Answer{}, ErrClosed // which has released it
+	}
 	return answer, nil
 }
 

@@ -60,10 +60,15 @@ func (l *ledger) ask(t Token, key string, ask *Ask) {
 
 // grant turns an asked token into a held lease, sent being the time before its
 // acquire was sent. An older lease of the same key is gone if there is a newer.
-func (l *ledger) grant(lease *Lease, sent time.Time, renewFor time.Duration) {
+//
+// It answers false if Close has released the token meanwhile.
+func (l *ledger) grant(lease *Lease, sent time.Time, renewFor time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.tokens[lease.Token]
+	if r == nil || r.state != asked {
+		return false
+	}
 	r.state, r.lease = held, lease
 	r.due, r.expires, r.until = sent.Add(r.ttl/3), sent.Add(r.ttl), sent.Add(renewFor)
 	if old := l.byKey[lease.Key]; old != nil && old.state == held {
@@ -74,6 +79,7 @@ func (l *ledger) grant(lease *Lease, sent time.Time, renewFor time.Duration) {
 	case l.wake <- struct{}{}:
 	default:
 	}
+	return true
 }
 
 // give notes that the lease's fill or fail is about to be sent: from now on it

@@ -134,9 +134,20 @@ var errNotLoaded = fmt.Errorf("%w: the cluster's slots are not known yet", ErrUn
 // load reads the cluster's slots and makes a node for each master. The client
 // loads them with timeouts of its own, so a goroutine waits for it.
 func (t *cluster) load(ctx context.Context) error {
+	_, err := t.masters(ctx)
+	return err
+}
+
+// masters is load, and lists the addresses of the masters there are.
+func (t *cluster) masters(ctx context.Context) (map[string]bool, error) {
 	done := make(chan error, 1)
-	t.s.spawn(func() {
+	var mu sync.Mutex
+	masters := map[string]bool{}
+	if !t.s.spawnCall(func() {
 		err := t.client.ForEachMaster(ctx, func(_ context.Context, c *redis.Client) error {
+			mu.Lock()
+			masters[c.Options().Addr] = true
+			mu.Unlock()
 			_, err := t.forClient(c)
 			return err
 		})
@@ -144,12 +155,14 @@ func (t *cluster) load(ctx context.Context) error {
 			err = t.nowLoaded(ctx)
 		}
 		done <- err
-	})
+	}) {
+		return nil, ErrClosed
+	}
 	select {
 	case err := <-done:
-		return classify("CLUSTER SLOTS", err)
+		return masters, classify("CLUSTER SLOTS", err)
 	case <-ctx.Done():
-		return errTimeout
+		return nil, errTimeout
 	}
 }
 
@@ -204,25 +217,15 @@ func (t *cluster) start() {
 // followMasters ends with the store.
 func (t *cluster) followMasters() {
 	for sleep(t.s.ctx, masterCheck) == nil {
-		_ = t.load(t.s.ctx) // the next round tries again
-		t.dropDemoted()
+		if masters, err := t.masters(t.s.ctx); err == nil && len(masters) > 0 {
+			t.dropDemoted(masters)
+		} // else the next round tries again
 	}
 }
 
 // dropDemoted closes the nodes that are masters no longer and that nobody
 // watches anything on.
-func (t *cluster) dropDemoted() {
-	masters := map[string]bool{}
-	var mu sync.Mutex
-	err := t.client.ForEachMaster(t.s.ctx, func(_ context.Context, c *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		masters[c.Options().Addr] = true
-		return nil
-	})
-	if err != nil || len(masters) == 0 {
-		return
-	}
+func (t *cluster) dropDemoted(masters map[string]bool) {
 	var gone []*node
 	t.mu.Lock()
 	for addr, n := range t.nodes {

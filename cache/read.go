@@ -222,6 +222,7 @@ func answeredAny(cmds []readCmd) bool {
 func (c readCmd) reading() (*Reading, error) {
 	b, err := c.get.Bytes()
 	switch {
+	case err == nil: // HasErrorPrefix allocates
 	case err == redis.Nil:
 		return &Reading{}, nil
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):

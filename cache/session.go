@@ -54,14 +54,13 @@ func (u *subscriber) session() (wasLive bool, err error) {
 	for err == nil {
 		select {
 		case <-u.ctx.Done():
-			u.leave(ctx, ps, received)
 			err = u.ctx.Err()
 		case <-received:
 			err = failure
 		case <-u.doubted:
 			err = errElsewhere
 		case <-u.kick:
-			err = u.inTime(func() error { return u.reconcile(ctx, ps) })
+			err = u.reconcile(ctx, ps)
 		case <-ping.C:
 			if silent := heard.elapsed(); silent > deadAfter {
 				err = fmt.Errorf("cache: the subscription has been silent for %v", silent.Round(time.Millisecond))
@@ -70,6 +69,10 @@ func (u *subscriber) session() (wasLive bool, err error) {
 			}
 			u.verify()
 		}
+	}
+	// Not in the case above alone: a write is given up for the same reason.
+	if u.ctx.Err() != nil {
+		u.leave(ctx, ps, received)
 	}
 	return u.wentLive(), err
 }
@@ -184,12 +187,17 @@ func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub) error {
 		ch.pending++
 	}
 	u.mu.Unlock()
-	if follow {
-		if err := ps.Subscribe(ctx, u.s.keys.invalidations()); err != nil {
-			return err
-		}
+	if !follow && len(subscribe)+len(unsubscribe) == 0 {
+		return nil
 	}
-	return errors.Join(u.send(ctx, ps, subscribe, true), u.send(ctx, ps, unsubscribe, false))
+	return u.inTime(func() error {
+		if follow {
+			if err := ps.Subscribe(ctx, u.s.keys.invalidations()); err != nil {
+				return err
+			}
+		}
+		return errors.Join(u.send(ctx, ps, subscribe, true), u.send(ctx, ps, unsubscribe, false))
+	})
 }
 
 // send subscribes to or unsubscribes from channels. Sharded ones go one by one:

@@ -150,7 +150,11 @@ func (u *subscriber) remove(name string, w *Watch) {
 	defer u.mu.Unlock()
 	if ch := u.channels[name]; ch != nil {
 		delete(ch.watches, w)
-		if len(ch.watches) == 0 {
+		switch {
+		case len(ch.watches) > 0:
+		case !ch.requested && ch.pending == 0:
+			delete(u.channels, name) // nothing was sent about it, or all that was is gone
+		default:
 			u.changed()
 		}
 	}
@@ -308,8 +312,11 @@ func (u *subscriber) down(why error) {
 	u.followed = false
 	u.hears.Store(false)
 	u.s.feeds.down()
-	for _, ch := range u.channels {
+	for name, ch := range u.channels {
 		ch.requested, ch.pending = false, 0
+		if len(ch.watches) == 0 {
+			delete(u.channels, name)
+		}
 	}
 	if !u.isLive {
 		return

@@ -51,7 +51,7 @@ func decide(r *cache.Reading, p *Policy) action {
 		return serve
 	}
 	onlyIfError := p.StaleIfError - p.Stale
-	if r.Age < r.Entry.TTL-onlyIfError && r.Entry.TTL-r.Entry.FreshFor > onlyIfError {
+	if staleAllowed(r) && r.Age < r.Entry.TTL-onlyIfError && r.Entry.TTL-r.Entry.FreshFor > onlyIfError {
 		return serveStale
 	}
 	return fetch
@@ -59,7 +59,10 @@ func decide(r *cache.Reading, p *Policy) action {
 
 // staleAllowed reports whether the entry's own terms leave any time to serve it
 // stale. A value that is fresh to its very end may not be, even expired by hand.
-func staleAllowed(r *cache.Reading) bool { return r.Entry.TTL > r.Entry.FreshFor }
+// Nor may one that never was fresh: it was for those who waited for it.
+func staleAllowed(r *cache.Reading) bool {
+	return r.Entry.FreshFor > 0 && r.Entry.TTL > r.Entry.FreshFor
+}
 
 // servableIfError reports whether a reading may stand in for a fetch that
 // failed, waited after it was read.
@@ -95,5 +98,5 @@ func lifetime(f *fill, p *Policy) (fresh, hard time.Duration) {
 	if f.staleFor < 0 {
 		return fresh, fresh
 	}
-	return fresh, min(fresh+f.staleFor+(p.StaleIfError-p.Stale), cache.MaxTTL)
+	return fresh, min(fresh+min(f.staleFor, cache.MaxTTL)+(p.StaleIfError-p.Stale), cache.MaxTTL)
 }

@@ -85,14 +85,14 @@ func (e *engine) pursue(c call) *outcome {
 	if e.policy.SoftTimeout == 0 || c.force {
 		soft.stop()
 	}
+	var t ticket // of the first round: what is accepted in a later one may rest on a command as old
+	if e.near != nil {
+		t = e.near.ticket(c.key)
+	}
 	for round := 0; ; round++ {
 		// While the key has a flight a newcomer joins it unread: the sharing rule
 		// says whether its outcome will do, and commands don't grow with callers.
 		var rd read
-		var t ticket
-		if e.near != nil {
-			t = e.near.ticket(c.key)
-		}
 		o := &outcome{then: fetch}
 		if round > 0 || !fs.has(c.key) {
 			rd = e.read(c)
@@ -243,6 +243,9 @@ func (e *engine) share(s sharing, run func(*flight) *outcome) *outcome {
 // shareLocally waits for a fetch by a caller of this process that started after
 // this one came. Nothing is read in between: it would not be stored.
 func (e *engine) shareLocally(c call, waited *patience) *outcome {
+	if within(c.ctx, e, c.key) {
+		return &outcome{err: e.reentrant(c.key)}
+	}
 	num := e.tick()
 	for {
 		o := e.share(sharing{call: c, num: num, fs: &e.locals, waited: waited, soft: &patience{off: true}},
@@ -294,6 +297,9 @@ var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftT
 
 // refresh starts the background flight of a key unless there is one.
 func (e *engine) refresh(c call, r *cache.Reading) {
+	if e.refreshes.has(c.key) {
+		return // singleflight would keep a channel for each call until it ends
+	}
 	f, _, first := e.refreshes.join(c.key, 0, func(f *flight) *outcome {
 		o := e.fly(&e.refreshes, f, c, read{reading: r})
 		if o.err != nil {

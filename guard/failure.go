@@ -23,6 +23,7 @@ type failure struct {
 const (
 	reservedPrefix = "guard:"
 	notFoundName   = reservedPrefix + "not_found"
+	timeoutName    = reservedPrefix + "fetch_timeout"
 
 	// maxFailureText bounds the text of an error that travels.
 	maxFailureText = 4 << 10
@@ -43,6 +44,9 @@ func encodeFailure(err error, pause time.Duration, p *Policy) []byte {
 	}
 	if errors.Is(err, ErrNotFound) {
 		f.Sentinels = append(f.Sentinels, notFoundName)
+	}
+	if errors.Is(err, ErrFetchTimeout) {
+		f.Sentinels = append(f.Sentinels, timeoutName)
 	}
 	slices.Sort(f.Sentinels)
 	b, encodeErr := msgpack.Marshal(&f)
@@ -69,6 +73,8 @@ func decodeFailure(b []byte, p *Policy) *RemoteError {
 	for _, name := range f.Sentinels {
 		if name == notFoundName {
 			e.Sentinels = append(e.Sentinels, ErrNotFound)
+		} else if name == timeoutName {
+			e.Sentinels = append(e.Sentinels, ErrFetchTimeout)
 		} else if sentinel := p.Errors[name]; sentinel != nil {
 			e.Sentinels = append(e.Sentinels, sentinel)
 		}

@@ -87,6 +87,9 @@ func (e *engine) callFetch(ctx context.Context, c call, f fill, done chan<- fetc
 		done <- r
 	}()
 	r.value, r.err = c.fetch(ctx, &f)
+	if r.err != nil {
+		_ = r.err.Error() // one that panics, a typed nil say, does so here
+	}
 	r.fill = f
 	if r.err == nil && !f.private {
 		r.entry, r.err = e.pack(r.value)
@@ -96,7 +99,12 @@ func (e *engine) callFetch(ctx context.Context, c call, f fill, done chan<- fetc
 
 // lead fetches under a lease that was granted, and gives it back with the
 // outcome.
-func (p *pursuit) lead(lease *cache.Lease) *outcome {
+func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
+	defer func() {
+		if o == nil { // something panicked: an Observer, or a method of the fetch's error
+			_ = p.store.Release(context.WithoutCancel(p.ctx), lease)
+		}
+	}()
 	ev := Event{Kind: cache.LeaseGranted, Key: p.call.key, Token: lease.Token, Attempt: lease.Attempt}
 	if lease.TakenOver {
 		ev.Kind = cache.LeaseTakenOver
@@ -104,8 +112,7 @@ func (p *pursuit) lead(lease *cache.Lease) *outcome {
 	p.observe(ev)
 	f := p.newFill()
 	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
-	start := p.tick()
-	p.fs.fetching(p.f, start)
+	start := p.fs.fetching(p.f, p.tick)
 	r := p.runFetch(p.ctx, p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
 
 	// The lease is given back whatever became of the flight.
@@ -221,22 +228,28 @@ func (p *pursuit) fail(ctx context.Context, lease *cache.Lease, start uint64, to
 // unguardedFetch fetches without a lease: callers of the key in this process
 // share it, and MaxUnguarded bounds them all.
 func (p *pursuit) unguardedFetch(why error) *outcome {
-	select {
-	case p.unguarded <- struct{}{}:
-		defer func() { <-p.unguarded }()
-	case <-p.ctx.Done():
-		return &outcome{err: ErrClosed, moment: always}
+	if p.ctx.Value(slotKey{}) != p.engine { // else asked for by a fetch that has a slot
+		select {
+		case p.unguarded <- struct{}{}:
+			defer func() { <-p.unguarded }()
+		case <-p.ctx.Done():
+			return &outcome{err: ErrClosed, moment: always}
+		}
+		p.ctx = context.WithValue(p.ctx, slotKey{}, p.engine)
 	}
 	p.observe(Event{Kind: cache.Unguarded, Key: p.call.key, Err: why})
 	return p.fetchHere(UnguardedFetch)
 }
 
+// slotKey marks the context of a fetch that has a slot of the engine it names:
+// a fetch of another key from within must not queue behind its own caller.
+type slotKey struct{}
+
 // fetchHere fetches for the callers who were there before, and stores nothing.
 func (p *pursuit) fetchHere(source Source) *outcome {
 	f := p.newFill()
 	f.idempotencyKey = randomKey()
-	start := p.tick()
-	p.fs.fetching(p.f, start)
+	start := p.fs.fetching(p.f, p.tick)
 	r := p.runFetch(p.ctx, p.call, f, nil, nil, nil)
 	if p.engine.ctx.Err() != nil {
 		return &outcome{err: ErrClosed, moment: always}

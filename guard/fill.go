@@ -15,8 +15,8 @@ type Fill[V any] struct {
 	// treat it as read-only.
 	Stale *V
 	// Attempt counts the attempts to fetch this key since its last outcome,
-	// fleet-wide, from 1. Above 1, a holder before this one died. Without a lease
-	// it is 1.
+	// fleet-wide, from 1. Above 1, a holder before this one died, or lost its lease
+	// to a Delete or Expire, or its answer was lost. Without a lease it is 1.
 	Attempt int
 	// IdempotencyKey is unique to this attempt: the lease token in hexadecimal, or
 	// as many random digits where there is no lease.

@@ -49,7 +49,12 @@ type pursuit struct {
 // newPursuit is the pursuit of a flight. It runs on a context of its own: the
 // first caller's values, none of its cancellation.
 func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) (*pursuit, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(c.ctx))
+	values := context.WithoutCancel(c.ctx)
+	if fs == &e.refreshes {
+		// Nobody waits for it, the fetch it may have been started from neither.
+		values = context.WithValue(values, frameKey{}, (*frame)(nil))
+	}
+	ctx, cancel := context.WithCancel(values)
 	stop := context.AfterFunc(e.ctx, cancel)
 	p := &pursuit{
 		engine: e, ctx: ctx, f: f, fs: fs, call: c, known: r, poll: firstPoll,

@@ -118,12 +118,14 @@ func (fs *flights) leave(f *flight, num uint64) {
 	f.checkWanted()
 }
 
-// fetching notes when the fetch starts: everybody who waits now was there before.
-func (fs *flights) fetching(f *flight, moment uint64) {
+// fetching notes when the fetch starts, which it draws with mu held: everybody
+// who waits now was there before.
+func (fs *flights) fetching(f *flight, tick func() uint64) uint64 {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	f.fetchMoment = moment
+	f.fetchMoment = tick()
 	f.before, f.after = f.before+f.after, 0
+	return f.fetchMoment
 }
 
 // leading reports whether the flight is running a fetch.

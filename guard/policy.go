@@ -226,8 +226,11 @@ func (p Policy) validate() error {
 	if p.Quarantine <= p.FetchTimeout+p.Lease {
 		bad("Quarantine is %v, must be more than FetchTimeout plus Lease (%v)", p.Quarantine, p.FetchTimeout+p.Lease)
 	}
+	// Each by itself too, and cut for the sums: those overflow.
+	limit := func(d time.Duration) time.Duration { return min(d, cache.MaxTTL) }
 	for name, d := range map[string]time.Duration{
-		"TTL plus Stale": p.TTL + p.Stale, "TTL plus StaleIfError": p.TTL + p.StaleIfError,
+		"TTL plus Stale": limit(p.TTL) + limit(p.Stale), "TTL plus StaleIfError": limit(p.TTL) + limit(p.StaleIfError),
+		"TTL": p.TTL, "FetchTimeout": p.FetchTimeout, "Lease": p.Lease, "WaitTimeout": p.WaitTimeout,
 		"Negative": p.Negative, "Bypass": p.Bypass, "Quarantine": p.Quarantine, "MaxErrorPause": p.MaxErrorPause,
 	} {
 		if d > cache.MaxTTL {

@@ -54,13 +54,22 @@ if liveness and not watched(token:sub(1, 8)) then return {'unsubscribed'} end
 
 local takenover = 0
 local lease = redis.call('GET', KEYS[2])
+if lease and #lease ~= 17 then
+  lease = false -- foreign bytes are nobody's lease
+  redis.call('DEL', KEYS[2])
+end
 if lease then
   local holder = lease:sub(1, 16)
   local abandoned = liveness and lease:sub(17, 17) == '1' and not watched(holder:sub(1, 8))
   if holder == suspect and abandoned then
     takenover = 1
   elseif holder ~= over then
-    return {'held', holder, redis.call('PTTL', KEYS[2]), abandoned and 1 or 0}
+    local left = redis.call('PTTL', KEYS[2])
+    if left == -1 then -- somebody removed the expiry
+      left = tonumber(ARGV[2])
+      redis.call('PEXPIRE', KEYS[2], left)
+    end
+    return {'held', holder, left, abandoned and 1 or 0}
   end
 end
 
@@ -78,12 +87,14 @@ if limit > 0 and liveness and redis.call('SCARD', KEYS[3]) >= limit then
   if dead >= limit then return {'quarantined', redis.call('PTTL', KEYS[3])} end
 end
 
+-- What may fail, on keys of a foreign type, comes before the lease is set.
+local failures = tonumber(redis.call('GET', KEYS[6]) or 0) or 0
+redis.call('SADD', KEYS[3], token)
+redis.call('PEXPIRE', KEYS[3], ARGV[8])
 local value = token .. (liveness and '1' or '0')
 if lease then
   redis.call('SET', KEYS[2], value, 'PX', ARGV[2])
 else
   redis.call('SET', KEYS[2], value, 'NX', 'PX', ARGV[2])
 end
-redis.call('SADD', KEYS[3], token)
-redis.call('PEXPIRE', KEYS[3], ARGV[8])
-return {'granted', takenover, redis.call('SCARD', KEYS[3]), tonumber(redis.call('GET', KEYS[6]) or 0)}
+return {'granted', takenover, redis.call('SCARD', KEYS[3]), failures}
