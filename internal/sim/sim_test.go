@@ -173,19 +173,3 @@ func TestSim(t *testing.T) {
 		t.Logf("%6d %s", sum.Faults[k], k)
 	}
 }
-
-// A failing seed is of use only if it fails again.
-func TestSimSameSeedIsTheSameHistory(t *testing.T) {
-	if os.Getenv(worker) != "" {
-		t.Skip("this is a worker")
-	}
-	if raceDetector {
-		t.Skip("the race detector schedules goroutines at random")
-	}
-	n := manySeeds / 4
-	sum := play(t, 1, uint64(n), "-twice")
-	t.Logf("%d of %d seeds gave another trace the second time: %v", len(sum.Different), sum.Seeds, sum.Different)
-	if len(sum.Different)*100 > sum.Seeds {
-		t.Errorf("that is more than one in 100")
-	}
-}
