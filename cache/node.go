@@ -258,13 +258,15 @@ func (t *cluster) node(name string) (*node, error) {
 	return t.forClient(c)
 }
 
-// forClient is the node that a master's client belongs to.
+// forClient is the node that a master's client belongs to. A master that comes
+// back at its old address comes with a new client, and gets a new node: the old
+// client has been closed.
 func (t *cluster) forClient(c *redis.Client) (*node, error) {
 	addr := c.Options().Addr
 	t.mu.RLock()
 	n := t.nodes[addr]
 	t.mu.RUnlock()
-	if n != nil {
+	if n != nil && n.client == nodeClient(c) {
 		return n, nil
 	}
 	t.mu.Lock()
@@ -272,7 +274,10 @@ func (t *cluster) forClient(c *redis.Client) (*node, error) {
 	if t.closed {
 		return nil, ErrClosed
 	}
-	if n = t.nodes[addr]; n == nil {
+	if n = t.nodes[addr]; n == nil || n.client != nodeClient(c) {
+		if old := n; old != nil {
+			t.s.spawn(func() { t.s.rehome(old.sub); old.sub.stop(); old.cancel() })
+		}
 		n = newNode(t.s, addr, c, t.client.ReloadState)
 		t.nodes[addr] = n
 		t.s.feeds.down() // until its invalidations are heard, too
