@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/fleet"
@@ -16,8 +19,19 @@ import (
 
 func TestMain(m *testing.M) {
 	fleet.Main()
-	os.Exit(m.Run())
+	redis.SetLogger(quiet{})
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(launcher))
 }
+
+// quiet keeps the client's own log out of the tests, many of which cut its
+// connections on purpose.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+// launcher is the goroutine that starts servers and outlives them: the thread
+// that starts a process must live as long as it.
+const launcher = "github.com/stampedeguard/stampede/internal/redistest.init.func1.1"
 
 // The fleet tests run guards in real processes against real servers. They always
 // count strictly. The times they measure depend on the machine: they are logged,
