@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -222,12 +223,12 @@ func answeredAny(cmds []readCmd) bool {
 func (c readCmd) reading() (*Reading, error) {
 	b, err := c.get.Bytes()
 	switch {
-	case err == nil: // HasErrorPrefix allocates
-	case err == redis.Nil:
+	case err == nil: // first, as HasErrorPrefix allocates
+	case errors.Is(err, redis.Nil):
 		return &Reading{}, nil
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
 		return &Reading{Damage: errWrongType}, nil
-	case err != nil:
+	default:
 		return nil, err
 	}
 	pttl, err := c.pttl.Result()
