@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -21,8 +23,9 @@ type batcher struct {
 	n *node
 
 	mu      sync.Mutex
-	next    *batch // collecting
-	senders int    // batches under way
+	next    *batch   // collecting
+	senders int      // batches under way
+	missed  []string // names that the last batch found nothing under
 }
 
 const (
@@ -32,6 +35,11 @@ const (
 	// maxBatch keys go in one batch, so that large values don't hold up the rest
 	// for long.
 	maxBatch = 256
+	// missPause is how long a batch is held back that asks again for what the last
+	// one found nothing under. Whoever was told so is about to fetch it, or to
+	// wait for it, and those who come meanwhile can do that unread: see
+	// docs/decisions.md. So a cold key's commands don't grow with its callers.
+	missPause = 2 * time.Millisecond
 )
 
 type batch struct {
@@ -95,6 +103,15 @@ func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
 	return bt.results[i].reading, bt.results[i].err
 }
 
+// has reports whether the batch holds the name.
+func (bt *batch) has(name string) bool {
+	if bt.index != nil {
+		_, ok := bt.index[name]
+		return ok
+	}
+	return slices.Contains(bt.keys, name)
+}
+
 // add returns the place of name in the batch. A handful of names are looked
 // through, more are indexed.
 func (bt *batch) add(name string) int {
@@ -127,8 +144,13 @@ func (bt *batch) add(name string) int {
 func (b *batcher) send() {
 	for {
 		b.mu.Lock()
+		if b.asksAgain() {
+			b.mu.Unlock()
+			_ = sleep(b.s.ctx, missPause)
+			b.mu.Lock()
+		}
 		bt := b.next
-		b.next = nil
+		b.next, b.missed = nil, nil
 		if bt == nil {
 			b.senders--
 			b.mu.Unlock()
@@ -139,6 +161,20 @@ func (b *batcher) send() {
 			return
 		}
 	}
+}
+
+// asksAgain reports whether the next batch holds a name that the last one found
+// nothing under. b.mu is held.
+func (b *batcher) asksAgain() bool {
+	if b.next == nil {
+		return false
+	}
+	for _, name := range b.missed {
+		if b.next.has(name) {
+			return true
+		}
+	}
+	return false
 }
 
 // replace starts a sender in place of one that is stuck, if there is a batch.
@@ -171,6 +207,7 @@ func (b *batcher) carryOut(bt *batch) bool {
 	}
 	results, err := b.pipeline(ctx, bt.keys)
 	err = classify("read", err)
+	b.note(bt.keys, results)
 	if !bt.settle(results, err) {
 		return false
 	}
@@ -180,6 +217,24 @@ func (b *batcher) carryOut(bt *batch) bool {
 		b.n.breaker.failed(err)
 	}
 	return true
+}
+
+// note keeps the names of a small batch that nothing was found under; a large
+// one takes its time by itself.
+func (b *batcher) note(names []string, results []readResult) {
+	const small = 16
+	if len(results) > small {
+		return
+	}
+	var missed []string
+	for i, r := range results {
+		if r.err == nil && !r.reading.Found {
+			missed = append(missed, names[i])
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.missed = missed
 }
 
 // pipeline reads all names in one go.
