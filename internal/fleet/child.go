@@ -97,10 +97,13 @@ func (c *child) serve(r *request) reply {
 	switch r.Op {
 	case "get":
 		return reply{Outcomes: c.get(r.Get)}
+	case "load":
+		loaded := c.load(r.Load)
+		return reply{Loaded: &loaded}
 	case "peek":
 		return c.peek(ctx, r.Key)
 	case "stats":
-		return reply{Stats: Stats{Commands: c.wire.all(), Goroutines: runtime.NumGoroutine()}}
+		return reply{Stats: Stats{Commands: c.wire.all(), Goroutines: runtime.NumGoroutine(), Guard: c.guard.Stats()}}
 	case "set":
 		return timed(func() error { return c.guard.Set(ctx, r.Key, r.Value) })
 	case "delete":

@@ -155,6 +155,15 @@ func (p *Process) Go(g Get) *Call { return p.send(request{Op: "get", Get: &g}) }
 // Get is Go and Wait.
 func (p *Process) Get(ctx context.Context, g Get) ([]Outcome, error) { return p.Go(g).Wait(ctx) }
 
+// StartLoad has the child call the guard at a steady rate; see [Call.Loaded].
+func (p *Process) StartLoad(l Load) *Call { return p.send(request{Op: "load", Load: &l}) }
+
+// Loaded returns what a load came to, when its last call has returned.
+func (c *Call) Loaded(ctx context.Context) (*Loaded, error) {
+	r, err := c.await(ctx)
+	return r.Loaded, err
+}
+
 func (p *Process) change(ctx context.Context, r request) (Span, error) {
 	answer, err := p.send(r).await(ctx)
 	return answer.Span, err

@@ -175,6 +175,7 @@ type Stats struct {
 	// the subscription's PINGs, retries and redirections.
 	Commands   map[string]int
 	Goroutines int
+	Guard      guard.Stats
 }
 
 // handshakes follow from the client's pool, not from the code under test.
@@ -193,7 +194,7 @@ func (s Stats) Total() int {
 
 // Since returns what was sent after the earlier stats of the same child.
 func (s Stats) Since(earlier Stats) Stats {
-	sent := Stats{Commands: map[string]int{}, Goroutines: s.Goroutines}
+	sent := Stats{Commands: map[string]int{}, Goroutines: s.Goroutines, Guard: s.Guard}
 	for name, n := range s.Commands {
 		if n -= earlier.Commands[name]; n > 0 {
 			sent.Commands[name] = n
@@ -206,9 +207,10 @@ func (s Stats) Since(earlier Stats) Stats {
 // a reply of the same ID, not in order.
 type request struct {
 	ID    int64
-	Op    string  // open, get, set, delete, expire, reset, peek, stats, close
+	Op    string  // open, get, load, set, delete, expire, reset, peek, stats, close
 	Open  *Config `json:",omitempty"`
 	Get   *Get    `json:",omitempty"`
+	Load  *Load   `json:",omitempty"`
 	Key   string  `json:",omitempty"`
 	Value string  `json:",omitempty"`
 }
@@ -218,6 +220,7 @@ type reply struct {
 	Err      *Failure  `json:",omitempty"`
 	Span     Span      `json:",omitzero"`
 	Outcomes []Outcome `json:",omitempty"`
+	Loaded   *Loaded   `json:",omitempty"`
 	Peeked   Peeked    `json:",omitzero"`
 	Stats    Stats     `json:",omitzero"`
 }
