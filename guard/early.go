@@ -20,7 +20,7 @@ const NoEarlyRefresh = -1
 // draw less than a fetch takes, so that some callers wait; here the refresh
 // starts early enough to be done in time, by the fetch time that was measured:
 //
-//	gap = took * beta * (1 + Exp(1)/2)
+//	gap = took * beta * (1.1 + Exp(1)/2)
 //
 // When is decided so; who is decided by the lease.
 func dueAt(e *cache.Entry, beta float64) time.Duration {
@@ -36,7 +36,7 @@ func dueAt(e *cache.Entry, beta float64) time.Duration {
 	h *= 0xff51afd7ed558ccd // the finalizer of MurmurHash3: FNV's high bits vary little
 	h ^= h >> 33
 	u := (float64(h>>11) + 1) / (1 << 53)
-	gap := float64(e.Took) * beta * (1 - math.Log(u)/2)
+	gap := float64(e.Took) * beta * (1.1 - math.Log(u)/2)
 	// At most half of the time a value is fresh: a fetch slower than its TTL
 	// would otherwise be repeated without end.
 	return e.FreshFor - time.Duration(min(gap, float64(e.FreshFor)/2))
