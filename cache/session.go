@@ -15,6 +15,7 @@ import (
 // seconds.
 const (
 	pingEvery   = 400 * time.Millisecond
+	verifyEvery = 4 // pings
 	deadAfter   = 1500 * time.Millisecond
 	dialWithin  = time.Second
 	firstRedial = 50 * time.Millisecond
@@ -51,7 +52,7 @@ func (u *subscriber) session() (wasLive bool, err error) {
 	u.changed() // whatever is wanted already
 	ping := time.NewTicker(pingEvery)
 	defer ping.Stop()
-	for err == nil {
+	for pings := 1; err == nil; {
 		select {
 		case <-u.ctx.Done():
 			err = u.ctx.Err()
@@ -67,7 +68,9 @@ func (u *subscriber) session() (wasLive bool, err error) {
 			} else {
 				err = u.inTime(func() error { return ps.Ping(ctx) })
 			}
-			u.verify()
+			if pings++; pings%verifyEvery == 0 {
+				u.verify()
+			}
 		}
 	}
 	// Not in the case above alone: a write is given up for the same reason.
