@@ -12,10 +12,15 @@ import (
 // few failures in a row it opens; while it is open a probe in the background
 // asks the node, and closes it when the node answers. No caller's own call is
 // ever used as the probe, so none waits for a dead node to time out.
+//
+// Calls that were under way together are one sign between them, however many
+// they are: a pause of the node fails all of them. So of timeouts it takes as
+// many, one after another, whatever the load.
 type breaker struct {
 	limit    int32
 	failures atomic.Int32 // in a row
 	open     atomic.Bool
+	opened   atomic.Pointer[chan struct{}] // closed while it is open
 
 	mu    sync.Mutex
 	since time.Time // open since
@@ -36,15 +41,22 @@ const (
 
 func (b *breaker) allow() bool { return !b.open.Load() }
 
-// succeeded and failed take the outcome of each call.
+// away is closed when the breaker opens. Ask for it after allow.
+func (b *breaker) away() <-chan struct{} { return *b.opened.Load() }
+
+// sent is asked when a call is sent, and answers what failed wants to know of it.
+func (b *breaker) sent() (after int32) { return b.failures.Load() }
+
+// succeeded and failed take the outcome of each call. A call that was sent
+// before the last failure was known adds nothing to that.
 func (b *breaker) succeeded() {
 	if b.failures.Load() != 0 {
 		b.failures.Store(0)
 	}
 }
 
-func (b *breaker) failed(err error) {
-	if b.failures.Add(1) < b.limit {
+func (b *breaker) failed(after int32, err error) {
+	if !b.failures.CompareAndSwap(after, after+1) || after+1 < b.limit {
 		return
 	}
 	b.mu.Lock()
@@ -54,8 +66,15 @@ func (b *breaker) failed(err error) {
 	}
 	b.since = time.Now()
 	b.open.Store(true)
+	close(*b.opened.Load())
 	b.spawn(b.probeUntilAnswered)
 	b.changed(true, 0, err)
+}
+
+// arm makes the channel that the next opening closes.
+func (b *breaker) arm() {
+	c := make(chan struct{})
+	b.opened.Store(&c)
 }
 
 // probeUntilAnswered ends when the node answers or its context does.
@@ -74,6 +93,7 @@ func (b *breaker) probeUntilAnswered() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.failures.Store(0)
+	b.arm()
 	b.open.Store(false)
 	b.changed(false, time.Since(b.since), nil)
 }

@@ -15,12 +15,13 @@ func (s *Redis) do(ctx context.Context, n *node, op string, fn func(context.Cont
 	if !n.breaker.allow() {
 		return errBreakerOpen
 	}
+	after := n.breaker.sent()
 	err := s.bounded(ctx, n, op, fn)
 	switch {
 	case err == nil:
 		n.breaker.succeeded()
 	case tripsBreaker(err):
-		n.breaker.failed(err)
+		n.breaker.failed(after, err)
 	}
 	return err
 }

@@ -63,6 +63,7 @@ func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Cont
 			s.observe(Event{Kind: kind, Node: addr, Duration: since, Err: err})
 		},
 	}
+	n.breaker.arm()
 	n.reads = newBatcher(s, n)
 	n.sub = newSubscriber(s, n, ctx)
 	return n

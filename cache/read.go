@@ -74,6 +74,7 @@ func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
 	if !b.n.breaker.allow() {
 		return nil, errBreakerOpen
 	}
+	away := b.n.breaker.away()
 	b.mu.Lock()
 	if b.next == nil {
 		b.next = &batch{done: make(chan struct{})}
@@ -92,6 +93,8 @@ func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
 
 	select {
 	case <-bt.done:
+	case <-away: // no use in waiting one's turn, or for a timeout
+		return nil, errBreakerOpen
 	case <-ctx.Done():
 		return nil, ended(ctx)
 	case <-b.s.ctx.Done():
@@ -157,6 +160,10 @@ func (b *batcher) send() {
 			return
 		}
 		b.mu.Unlock()
+		if !b.n.breaker.allow() {
+			bt.settle(nil, errBreakerOpen)
+			continue
+		}
 		if !b.carryOut(bt) {
 			return
 		}
@@ -190,11 +197,12 @@ func (b *batcher) replace() {
 // answers false if that came first. What do is for a single call, this is for
 // batches, without a goroutine for each.
 func (b *batcher) carryOut(bt *batch) bool {
+	after := b.n.breaker.sent()
 	ctx, cancel := context.WithTimeout(b.s.ctx, b.s.opts.RedisTimeout)
 	defer cancel()
 	inTime := context.AfterFunc(ctx, func() {
 		if bt.settle(nil, errTimeout) {
-			b.n.breaker.failed(errTimeout)
+			b.n.breaker.failed(after, errTimeout)
 			b.replace()
 		}
 	})
@@ -214,7 +222,7 @@ func (b *batcher) carryOut(bt *batch) bool {
 	if err == nil {
 		b.n.breaker.succeeded()
 	} else if tripsBreaker(err) {
-		b.n.breaker.failed(err)
+		b.n.breaker.failed(after, err)
 	}
 	return true
 }

@@ -28,9 +28,10 @@ type Options struct {
 	RedisTimeout time.Duration
 
 	// BreakerFailures is how many calls in a row must fail on a node before the
-	// store stops asking it, until a probe in the background succeeds. Default 3:
-	// calls that share a pipeline fail as one, so that is within a second of a
-	// black hole.
+	// store stops asking it, until a probe in the background succeeds. Calls that
+	// were under way together count as one, so a black hole is left alone after
+	// so many times RedisTimeout, and a pause of Redis that is shorter is sat
+	// out. Default 2.
 	BreakerFailures int
 
 	// MaxInFlight bounds the calls under way at once on each Redis node, reads
@@ -54,7 +55,7 @@ func (o Options) withDefaults() Options {
 		o.RedisTimeout = 250 * time.Millisecond
 	}
 	if o.BreakerFailures == 0 {
-		o.BreakerFailures = 3
+		o.BreakerFailures = 2
 	}
 	if o.MaxInFlight == 0 {
 		o.MaxInFlight = 256

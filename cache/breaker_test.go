@@ -1,0 +1,184 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// A pause holds commands back while a server does something else, or is gone.
+// One whose context ends first is not sent.
+type pause struct{ until, each atomic.Int64 } // Unix nanoseconds; nanoseconds
+
+func (p *pause) begin(d time.Duration) { p.until.Store(time.Now().Add(d).UnixNano()) }
+
+// slow makes every command take so much longer.
+func (p *pause) slow(d time.Duration) { p.each.Store(int64(d)) }
+
+func (p *pause) wait(ctx context.Context) error {
+	select {
+	case <-time.After(max(time.Until(time.Unix(0, p.until.Load())), time.Duration(p.each.Load()))):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (p *pause) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (p *pause) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := p.wait(ctx); err != nil {
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (p *pause) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if err := p.wait(ctx); err != nil {
+			return err
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// changes notes when a breaker opened and closed.
+type changes struct {
+	mu             sync.Mutex
+	opened, closed []time.Time
+}
+
+func (c *changes) Observe(e cache.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch e.Kind {
+	case cache.BreakerOpened:
+		c.opened = append(c.opened, time.Now())
+	case cache.BreakerClosed:
+		c.closed = append(c.closed, time.Now())
+	}
+}
+
+// underLoad runs the test on a store that readers read from all the time, and
+// that acquirers ask for leases of many keys.
+func underLoad(t *testing.T, readers, acquirers int, test func(t *testing.T, p *pause, c *changes, slowRead *atomic.Int64)) {
+	t.Run(fmt.Sprintf("%d readers, %d acquirers", readers, acquirers), func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			client := redistest.RunEmbeddedInMemory(t).Client()
+			p, c := &pause{}, &changes{}
+			client.AddHook(p)
+			s, err := cache.NewRedis(client, cache.Options{Namespace: "test", Observer: c})
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second) // until the subscription is live
+			var (
+				stop     atomic.Bool
+				wg       sync.WaitGroup
+				slowRead atomic.Int64 // when the last read ended that took any time
+			)
+			for i := range readers {
+				wg.Go(func() {
+					for !stop.Load() {
+						start := time.Now()
+						_, err := s.Read(context.Background(), fmt.Sprint("k", i))
+						if err != nil && !errors.Is(err, cache.ErrUnavailable) {
+							t.Errorf("Read: %v", err)
+						}
+						if time.Since(start) > 2*time.Millisecond { // a batch may be held back so long
+							slowRead.Store(time.Now().UnixNano())
+						}
+						time.Sleep(time.Duration(10+i%7) * time.Millisecond)
+					}
+				})
+			}
+			for i := range acquirers {
+				wg.Go(func() {
+					for n := 0; !stop.Load(); n++ {
+						a, err := s.Acquire(context.Background(), fmt.Sprintf("a%d:%d", i, n), cache.Ask{TTL: 100 * time.Millisecond})
+						if err == nil && a.Lease != nil {
+							_ = s.Release(context.Background(), a.Lease)
+						}
+						time.Sleep(time.Duration(10+i%7) * time.Millisecond)
+					}
+				})
+			}
+			time.Sleep(100 * time.Millisecond)
+			test(t, p, c, &slowRead)
+			stop.Store(true)
+			wg.Wait()
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			_ = client.Close()
+		})
+	})
+}
+
+var loads = [][2]int{{1, 0}, {0, 1}, {30, 0}, {0, 30}, {20, 20}}
+
+// pitfall 28
+func TestBreakerOpensAfterTwoTimeoutsWhateverTheLoad(t *testing.T) {
+	for _, l := range loads {
+		underLoad(t, l[0], l[1], func(t *testing.T, p *pause, c *changes, slowRead *atomic.Int64) {
+			const timeout = 250 * time.Millisecond
+			began := time.Now()
+			p.begin(5 * time.Second)
+			time.Sleep(4 * time.Second)
+			if len(c.opened) != 1 {
+				t.Fatalf("opened %d times", len(c.opened))
+			}
+			// A caller comes at most 16 ms after the one before, twice.
+			if took := c.opened[0].Sub(began); took < 2*timeout || took > 2*timeout+32*time.Millisecond {
+				t.Errorf("opened after %v", took)
+			}
+			if l[0] > 0 && time.Unix(0, slowRead.Load()).After(c.opened[0]) {
+				t.Errorf("a read still waited %v after the breaker had opened", time.Unix(0, slowRead.Load()).Sub(c.opened[0]))
+			}
+			time.Sleep(time.Until(began.Add(7 * time.Second)))
+			if len(c.opened) != 1 || len(c.closed) != 1 {
+				t.Errorf("opened %d times, closed %d times", len(c.opened), len(c.closed))
+			}
+		})
+	}
+}
+
+// A large script, a fork for a snapshot, an election.
+func TestBreakerSitsOutAPause(t *testing.T) {
+	for _, l := range loads {
+		underLoad(t, l[0], l[1], func(t *testing.T, p *pause, c *changes, _ *atomic.Int64) {
+			for range 3 {
+				p.begin(450 * time.Millisecond)
+				time.Sleep(time.Second)
+			}
+			if len(c.opened) > 0 {
+				t.Errorf("opened %d times in 3 pauses of 450ms", len(c.opened))
+			}
+		})
+	}
+}
+
+func TestBreakerStaysClosedWhileRedisIsSlow(t *testing.T) {
+	for _, l := range loads {
+		underLoad(t, l[0], l[1], func(t *testing.T, p *pause, c *changes, _ *atomic.Int64) {
+			p.slow(200 * time.Millisecond) // below RedisTimeout
+			time.Sleep(2 * time.Second)
+			p.slow(0)
+			if len(c.opened) > 0 {
+				t.Errorf("opened %d times", len(c.opened))
+			}
+		})
+	}
+}
