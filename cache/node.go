@@ -51,9 +51,13 @@ func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Cont
 		spawn: s.spawn,
 		probe: func(ctx context.Context) error {
 			onProbe(ctx)
-			return s.bounded(ctx, n, "PING", func(ctx context.Context) error {
+			err := s.bounded(ctx, n, "PING", func(ctx context.Context) error {
 				return client.Process(ctx, once{redis.NewCmd(ctx, "ping")})
 			})
+			if err != nil {
+				return err
+			}
+			return n.sub.awaitSeen(ctx)
 		},
 		changed: func(open bool, since time.Duration, err error) {
 			kind := BreakerOpened

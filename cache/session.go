@@ -18,6 +18,7 @@ const (
 	verifyEvery = 4 // pings
 	deadAfter   = 1500 * time.Millisecond
 	dialWithin  = time.Second
+	seenWithin  = 500 * time.Millisecond
 	firstRedial = 50 * time.Millisecond
 	lastRedial  = 500 * time.Millisecond
 )
@@ -37,6 +38,9 @@ func (u *subscriber) session() (wasLive bool, err error) {
 	// a dial that is under way, so nobody waits for it.
 	defer u.s.spawnCall(func() { _ = ps.Close() })
 
+	u.mu.Lock()
+	u.dialedAt = time.Now()
+	u.mu.Unlock()
 	if err := u.dial(ctx, ps); err != nil {
 		return false, err
 	}
@@ -109,16 +113,24 @@ func (u *subscriber) verify() {
 	}
 	asked := time.Now()
 	u.s.spawn(func() {
-		n := make(chan int64, 1)
-		err := u.s.bounded(u.ctx, u.n, "PUBSUB NUMSUB", func(ctx context.Context) error {
-			all, err := u.n.client.PubSubNumSub(ctx, u.alive).Result()
-			n <- all[u.alive]
-			return err
-		})
-		if err == nil && <-n == 0 {
+		if n, err := u.seen(u.ctx); err == nil && n == 0 {
 			u.doubt(asked)
 		}
 	})
+}
+
+// seen asks, where commands go, how often this process is subscribed there.
+func (u *subscriber) seen(ctx context.Context) (int64, error) {
+	n := make(chan int64, 1)
+	err := u.s.bounded(ctx, u.n, "PUBSUB NUMSUB", func(ctx context.Context) error {
+		all, err := u.n.client.PubSubNumSub(ctx, u.alive).Result()
+		n <- all[u.alive]
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return <-n, nil
 }
 
 // dial connects and asks for the liveness channel. It returns when that takes
@@ -136,6 +148,9 @@ func (u *subscriber) dial(ctx context.Context, ps *redis.PubSub) error {
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-u.doubted:
+		cancel()
+		return errElsewhere
 	case <-u.ctx.Done():
 		cancel()
 		return u.ctx.Err()

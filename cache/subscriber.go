@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,13 +29,14 @@ type subscriber struct {
 	live     chan struct{}       // closed while the liveness channel is confirmed
 	isLive   bool
 	liveAt   time.Time     // when it last became live
+	dialedAt time.Time     // when the connection was begun
 	followed bool          // the channel of invalidations was subscribed to
 	denied   error         // the Redis user may not subscribe
 	epoch    int           // counts connections: what an earlier one still delivers is ignored
 	left     chan struct{} // closed when the liveness channel was left on purpose
 
 	kick    chan struct{} // the set of wanted channels changed
-	doubted chan struct{} // Redis doesn't see the subscription
+	doubted chan struct{} // the connection is to be made anew: Redis doesn't see it
 	ctx     context.Context
 	cancel  context.CancelFunc
 	ended   chan struct{}
@@ -128,6 +130,43 @@ func (u *subscriber) doubt(since time.Time) {
 	}
 }
 
+// awaitSeen waits, for at most seenWithin, until Redis sees this process's
+// subscription, after it was away: without it Redis grants nothing, and every
+// caller would fetch for itself. A connection from before is given up. The error
+// is of a Redis that has gone again.
+func (u *subscriber) awaitSeen(ctx context.Context) error {
+	for began := time.Now(); u.s.liveness.Load() && time.Since(began) < seenWithin; {
+		n, err := u.seen(ctx)
+		if errors.Is(err, ErrUnavailable) {
+			return err
+		}
+		if err != nil || n > 0 {
+			return nil
+		}
+		u.doubt(began)
+		u.hurry(began)
+		if err := sleep(ctx, unsubscribedWait); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hurry has a connection that isn't live made anew at once, unless its making
+// has begun since the given time: it may be stuck in a dial, wait for an answer
+// that was lost, or for the time of the next try.
+func (u *subscriber) hurry(since time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.isLive || !u.dialedAt.Before(since) {
+		return
+	}
+	select {
+	case u.doubted <- struct{}{}:
+	default:
+	}
+}
+
 // add watches a wake channel; remove ends that.
 func (u *subscriber) add(name string, w *Watch) {
 	u.mu.Lock()
@@ -181,11 +220,23 @@ func (u *subscriber) run() {
 			wait = firstRedial
 		}
 		u.s.rehome(u)
-		if sleep(u.ctx, wait) != nil {
+		if u.pause(wait) != nil {
 			return
 		}
 		wait = min(wait*2, lastRedial)
 	}
+}
+
+// pause waits for d before the next connection, or until there is no reason to.
+func (u *subscriber) pause(d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-u.doubted:
+	case <-u.ctx.Done():
+	}
+	return u.ctx.Err()
 }
 
 // refused puts the store into its lesser mode if the Redis user may not
