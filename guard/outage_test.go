@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,7 +36,8 @@ func behindProxy(t *testing.T, p guard.Policy, observer guard.Observer) (*guard.
 	return (&world{T: t}).guard(s, p), proxy, server
 }
 
-// A load asks for one of many keys, so many times a second, until it is stopped.
+// A load calls something for one of many keys, so many times a second, until it
+// is stopped.
 type load struct {
 	mu    sync.Mutex
 	calls []timedCall
@@ -49,25 +51,46 @@ type timedCall struct {
 
 func (l *load) run(t *testing.T, g *guard.Guard[string], rate, keys int, d time.Duration, fetch guard.FetchFunc[string]) {
 	t.Helper()
+	runLoads(rate, keys, d, guarded(l, g, fetch))
+}
+
+// runLoads makes calls of each kind in turn, each kind at the rate, for whole
+// seconds, and waits for them.
+func runLoads(rate, keys int, d time.Duration, calls ...func(key string)) {
 	var wg sync.WaitGroup
-	tick := time.NewTicker(time.Second / time.Duration(rate))
-	defer tick.Stop()
-	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {
+	begin := time.Now()
+	for i := range rate * len(calls) * int(d/time.Second) {
+		// Not by a ticker, which skips what it is late for.
+		time.Sleep(time.Until(begin.Add(time.Duration(i) * time.Second / time.Duration(rate*len(calls)))))
 		key := fmt.Sprint("k", rand.IntN(keys))
-		wg.Go(func() {
-			start := time.Now()
-			_, err := g.Get(context.Background(), key, fetch)
-			c := timedCall{start, time.Since(start), err}
-			l.mu.Lock()
-			l.calls = append(l.calls, c)
-			l.mu.Unlock()
-		})
+		wg.Go(func() { calls[i%len(calls)](key) })
 	}
 	wg.Wait()
 }
 
+// timed notes how long each call of f takes.
+func (l *load) timed(f func(key string) error) func(key string) {
+	return func(key string) {
+		start := time.Now()
+		err := f(key)
+		c := timedCall{start, time.Since(start), err}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.calls = append(l.calls, c)
+	}
+}
+
+func guarded(l *load, g *guard.Guard[string], fetch guard.FetchFunc[string]) func(key string) {
+	return l.timed(func(key string) error {
+		_, err := g.Get(context.Background(), key, fetch)
+		return err
+	})
+}
+
 // after is the p99 of the calls made after the time, and how many failed.
 func (l *load) after(at time.Time) (p99 time.Duration, failed, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	var all []time.Duration
 	for _, c := range l.calls {
 		if c.at.After(at) {
@@ -82,62 +105,112 @@ func (l *load) after(at time.Time) (p99 time.Duration, failed, n int) {
 }
 
 func TestBlackHoledRedisUnderLoad(t *testing.T) {
-	const fetchTakes, keys, maxUnguarded = 10 * time.Millisecond, 100, 32
+	// Whoever comes while a key's fetch runs shares the next one, which takes up to
+	// twice as long: P3's price, and no matter of Redis. Of so many keys at this
+	// rate, one caller in 400 does.
+	const fetchTakes, rate, keys, maxUnguarded = 10 * time.Millisecond, 500, 2000, 32
 	events := &recorder{}
-	p := policy(func(p *guard.Policy) { p.MaxUnguarded = maxUnguarded })
-	g, proxy, _ := behindProxy(t, p, events)
-	var running, most, fetches atomic.Int32
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded, p.Observer = maxUnguarded, events })
+	g, proxy, server := behindProxy(t, p, events)
+	var running, most atomic.Int32
+	origin := func() (string, error) { time.Sleep(fetchTakes); return "v", nil }
 	fetch := func(context.Context) (string, error) {
-		fetches.Add(1)
 		now := running.Add(1)
 		defer running.Add(-1)
 		for m := most.Load(); now > m && !most.CompareAndSwap(m, now); m = most.Load() {
 		}
-		time.Sleep(fetchTakes)
-		return "v", nil
+		return origin()
 	}
-	l := &load{}
-	l.run(t, g, 500, keys, time.Second, fetch) // warm
+	l, own := &load{}, &load{}
+	// The origin's own: what the same calls take without a guard, in between.
+	both := func(d time.Duration) {
+		runLoads(rate, keys, d, guarded(l, g, fetch), own.timed(func(string) error { _, err := origin(); return err }))
+	}
+	both(time.Second) // warm
 	most.Store(0)
 	if err := proxy.Blackhole(); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
-	l.run(t, g, 500, keys, 3*time.Second, fetch)
-	p99, failed, n := l.after(began.Add(time.Second))
-	t.Logf("black hole: p99 %v of %d calls from the second second on, the fetch takes %v; %d fetches at once", p99, n, fetchTakes, most.Load())
-	// Callers of a key share a fetch that starts after they came: two at most.
+	from := time.Now().Add(time.Second)
+	both(4 * time.Second)
+	p99, failed, n := l.after(from)
+	ownP99, _, _ := own.after(from)
+	// A machine that is too busy for the origin itself shows nothing: once more.
+	for again := 0; bounds && ownP99 > 3*fetchTakes/2 && again < 5; again++ {
+		t.Logf("measured once more: p99 %v, the origin's own %v", p99, ownP99)
+		from = time.Now()
+		both(2 * time.Second)
+		p99, failed, n = l.after(from)
+		ownP99, _, _ = own.after(from)
+	}
+	t.Logf("black hole: p99 %v of %d calls from the second second on, the origin's own %v; %d fetches at once", p99, n, ownP99, most.Load())
 	slack := 5 * time.Millisecond
 	if !bounds {
 		slack *= 20
 	}
-	if failed > 0 || p99 > 2*fetchTakes+slack || most.Load() > maxUnguarded {
+	if failed > 0 || p99 > ownP99+slack || most.Load() > maxUnguarded {
 		t.Errorf("p99 %v, %d failed, %d fetches at once", p99, failed, most.Load())
 	}
+	if n := events.count(cache.BreakerOpened); n != 1 {
+		t.Errorf("the breaker opened %d times", n)
+	}
+	recovers(t, g, proxy, server, events, rate, origin)
+}
 
+// recovers ends the black hole. Redis comes back without what it knew, and all
+// callers want the same few keys: none may be fetched more than once.
+func recovers(t *testing.T, g *guard.Guard[string], proxy *redistest.Proxy, server *redistest.Server, events *recorder, rate int, origin func() (string, error)) {
+	t.Helper()
+	const keys = 100
+	if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	closed := events.count(cache.BreakerClosed)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	back := time.Now()
 	if err := proxy.Restore(); err != nil {
 		t.Fatal(err)
 	}
-	back := time.Now()
-	closed := events.count(cache.BreakerClosed)
-	go l.run(t, g, 500, keys, 3*time.Second, fetch)
+	wg.Go(func() {
+		(&load{}).run(t, g, rate, keys, 3*time.Second, func(context.Context) (string, error) { return origin() })
+	})
 	for events.count(cache.BreakerClosed) == closed {
 		if time.Since(back) > 10*time.Second {
 			t.Fatal("the breaker never closed")
 		}
 		time.Sleep(time.Millisecond)
 	}
-	fetches.Store(0)
 	took := time.Since(back)
-	time.Sleep(3*time.Second - time.Since(back))
-	t.Logf("recovery after %v, %d fetches for %d keys", took, fetches.Load(), keys)
+	wg.Wait()
+	n, unguarded := events.fetchesSince(cache.BreakerClosed)
+	t.Logf("recovery after %v, %d fetches for %d keys, %d of them without a lease", took, n, keys, unguarded)
 	if took > 2*time.Second {
 		t.Errorf("the breaker closed %v after Redis came back", took)
 	}
-	// A fetch without a lease that was under way is not stored.
-	if n := fetches.Load(); n > 2*keys {
-		t.Errorf("%d fetches during the recovery of %d keys", n, keys)
+	if n > keys || unguarded > 0 {
+		t.Errorf("%d fetches during the recovery of %d keys, %d of them without a lease", n, keys, unguarded)
 	}
+}
+
+// fetchesSince counts the fetches since the last event of the kind, and those
+// without a lease among them. What was decided while the breaker was open, and
+// begins a moment later, is not counted.
+func (r *recorder) fetchesSince(kind cache.EventKind) (n, unguarded int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.events {
+		switch {
+		case e.Kind == kind:
+			n, unguarded = 0, 0
+		case e.Kind == cache.LeaseGranted, e.Kind == cache.LeaseTakenOver:
+			n++
+		case e.Kind == cache.Unguarded && !strings.Contains(e.Err.Error(), "breaker is open"):
+			n++
+			unguarded++
+		}
+	}
+	return n, unguarded
 }
 
 func TestFailClosedUnderLoadCostsNothingOnceTheBreakerIsOpen(t *testing.T) {
