@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -48,6 +49,9 @@ func (p *pause) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func (p *pause) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		if err := p.wait(ctx); err != nil {
+			for _, cmd := range cmds {
+				cmd.SetErr(err) // as the client does
+			}
 			return err
 		}
 		return next(ctx, cmds)
@@ -69,6 +73,12 @@ func (c *changes) Observe(e cache.Event) {
 	case cache.BreakerClosed:
 		c.closed = append(c.closed, time.Now())
 	}
+}
+
+func (c *changes) seen() (opened, closed []time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.opened), slices.Clone(c.closed)
 }
 
 // underLoad runs the test on a store that readers read from all the time, and
@@ -137,19 +147,20 @@ func TestBreakerOpensAfterTwoTimeoutsWhateverTheLoad(t *testing.T) {
 			began := time.Now()
 			p.begin(5 * time.Second)
 			time.Sleep(4 * time.Second)
-			if len(c.opened) != 1 {
-				t.Fatalf("opened %d times", len(c.opened))
+			opened, _ := c.seen()
+			if len(opened) != 1 {
+				t.Fatalf("opened %d times", len(opened))
 			}
 			// A caller comes at most 16 ms after the one before, twice.
-			if took := c.opened[0].Sub(began); took < 2*timeout || took > 2*timeout+32*time.Millisecond {
+			if took := opened[0].Sub(began); took < 2*timeout || took > 2*timeout+32*time.Millisecond {
 				t.Errorf("opened after %v", took)
 			}
-			if l[0] > 0 && time.Unix(0, slowRead.Load()).After(c.opened[0]) {
-				t.Errorf("a read still waited %v after the breaker had opened", time.Unix(0, slowRead.Load()).Sub(c.opened[0]))
+			if l[0] > 0 && time.Unix(0, slowRead.Load()).After(opened[0]) {
+				t.Errorf("a read still waited %v after the breaker had opened", time.Unix(0, slowRead.Load()).Sub(opened[0]))
 			}
 			time.Sleep(time.Until(began.Add(7 * time.Second)))
-			if len(c.opened) != 1 || len(c.closed) != 1 {
-				t.Errorf("opened %d times, closed %d times", len(c.opened), len(c.closed))
+			if opened, closed := c.seen(); len(opened) != 1 || len(closed) != 1 {
+				t.Errorf("opened %d times, closed %d times", len(opened), len(closed))
 			}
 		})
 	}
@@ -163,8 +174,8 @@ func TestBreakerSitsOutAPause(t *testing.T) {
 				p.begin(450 * time.Millisecond)
 				time.Sleep(time.Second)
 			}
-			if len(c.opened) > 0 {
-				t.Errorf("opened %d times in 3 pauses of 450ms", len(c.opened))
+			if opened, _ := c.seen(); len(opened) > 0 {
+				t.Errorf("opened %d times in 3 pauses of 450ms", len(opened))
 			}
 		})
 	}
@@ -176,8 +187,8 @@ func TestBreakerStaysClosedWhileRedisIsSlow(t *testing.T) {
 			p.slow(200 * time.Millisecond) // below RedisTimeout
 			time.Sleep(2 * time.Second)
 			p.slow(0)
-			if len(c.opened) > 0 {
-				t.Errorf("opened %d times", len(c.opened))
+			if opened, _ := c.seen(); len(opened) > 0 {
+				t.Errorf("opened %d times", len(opened))
 			}
 		})
 	}

@@ -263,7 +263,7 @@ func TestUnguardedFetchesAreSharedAndBounded(t *testing.T) {
 }
 
 func TestChangeThatWasNotAnsweredSaysThatItMayStillHappen(t *testing.T) {
-	faulty(t, policy(), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+	faulty(t, policy(), cache.Options{BreakerFailures: 4}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.blackHole.Store(true)
 		for _, err := range []error{
 			g.Set(context.Background(), "k", "v"), g.Delete(context.Background(), "k"), g.Expire(context.Background(), "k"),
