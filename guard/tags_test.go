@@ -448,6 +448,36 @@ func TestTagsAreValidated(t *testing.T) {
 	})
 }
 
+// As for changes of keys: a value that was read before a tag's deletion, and comes
+// after the message about it, is not put into the near cache.
+func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		s := &gated{Store: w.open()}
+		p := nearPolicy(tagged("t"))
+		g, other := w.guard(s, p), w.guard(w.open(), p)
+		time.Sleep(time.Second)
+		must(w, other.Set(ctx, "k", "old"))
+		synctest.Wait()
+		s.read, s.gate = make(chan struct{}), make(chan struct{})
+		got := make(chan string)
+		go func() { got <- get(w, g, "k", never) }()
+		<-s.read
+		must(w, other.DeleteTag(ctx, "t"))
+		synctest.Wait() // the message has arrived
+		s.gate <- struct{}{}
+		if v := <-got; v != "old" {
+			w.Fatalf("the read from before got %q", v)
+		}
+		s.gate = nil
+		if v := get(w, g, "k", (&origin{}).fetch); v != "v1" {
+			w.Errorf("got %q", v)
+		}
+		if _, src := source(w, g, "k"); src != guard.FromNear {
+			w.Errorf("the new value is from %v", src)
+		}
+	})
+}
+
 // clockless is a store whose clock of tags can't be read.
 type clockless struct{ cache.Store }
 
