@@ -363,7 +363,9 @@ func TestFetchIsNotGivenAStaleValueThatATagDeleted(t *testing.T) {
 		if v := <-given; v != nil {
 			w.Errorf("the fetch was given %q", *v)
 		}
-		<-hung
+		if err := <-hung; err == nil {
+			w.Error("the hung fetch brought a value")
+		}
 	})
 }
 
