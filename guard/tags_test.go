@@ -540,3 +540,46 @@ func TestTagsLeaveNothingBehind(t *testing.T) {
 		}
 	})
 }
+
+// A tag that can't be deleted is named, and the others are deleted all the same.
+func TestDeleteTagNamesWhatItCouldNotDelete(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		must(w, g.Set(ctx, "k", "v", "good"))
+		must(w, w.server.Set("test:{g:bad}:tag", "of another type"))
+		err := g.DeleteTag(ctx, "good", "bad")
+		if !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, cache.ErrRefused) || !strings.Contains(err.Error(), `"g:bad"`) || strings.Contains(err.Error(), "good") {
+			w.Errorf("DeleteTag: %v", err)
+		}
+		if _, err := g.Peek(ctx, "k"); !errors.Is(err, guard.ErrMiss) {
+			w.Errorf("Peek: %v", err)
+		}
+		// What carries it is handed out and not stored, and no lease is left behind.
+		for range 2 {
+			if r := loads(w, g, "k", (&origin{}).withTags("bad")); r.Stored || r.Source != guard.Fetched {
+				w.Errorf("%+v", r)
+			}
+		}
+		if err := g.Set(ctx, "k", "v", "bad"); !errors.Is(err, cache.ErrRefused) {
+			w.Errorf("Set: %v", err)
+		}
+	})
+}
+
+// With Redis away a deletion says whether it may still be carried out, and what
+// is fetched meanwhile with tags is handed out as it is without.
+func TestDeleteTagWithRedisAwayIsAnError(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := w.fleet(1, policy(tagged("t")))[0]
+		must(w, g.Set(ctx, "k", "v"))
+		w.server.Stop()
+		for range 5 {
+			if err := g.DeleteTag(ctx, "t"); !errors.Is(err, guard.ErrUnavailable) {
+				w.Errorf("DeleteTag: %v", err)
+			}
+		}
+		if r := loads(w, g, "k", (&origin{}).withTags("u")); r.Source != guard.UnguardedFetch || r.Value != "v1" {
+			w.Errorf("%+v", r)
+		}
+	})
+}
