@@ -95,17 +95,17 @@ func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
 		o := &origin{takes: time.Second}
 		loads(w, fleet[0], "k", o.withTags("t"))
 		must(w, fleet[1].ExpireTag(ctx, "t"))
-		var given *string
+		given := make(chan *string, 1)
 		fetch := func(_ context.Context, f *guard.Fill[string]) (string, error) {
-			given = f.Stale
+			given <- f.Stale
 			return "", guard.ErrNotModified
 		}
 		if r := loads(w, fleet[0], "k", fetch); r.Value != "v1" || r.Source != guard.Stale {
 			w.Errorf("%+v", r)
 		}
 		time.Sleep(time.Second)
-		if given == nil || *given != "v1" {
-			w.Errorf("the refresh was given %v", given)
+		if v := <-given; v == nil || *v != "v1" {
+			w.Errorf("the refresh was given %v", v)
 		}
 		// It is fresh again, and still carries the tag.
 		if r := loads(w, fleet[1], "k", o.withTags()); r.Value != "v1" || r.Source != guard.FromRedis {
