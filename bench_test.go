@@ -86,6 +86,52 @@ func BenchmarkWarmKey(b *testing.B) {
 	}
 }
 
+// BenchmarkTaggedKey compares Get of a stored, fresh value that carries tags, whose
+// records are looked up with each read, with one that carries none and with a plain
+// GET.
+func BenchmarkTaggedKey(b *testing.B) {
+	s := newBench(b)
+	tags := map[int][]string{1: {"all"}, 4: {"all", "red", "round", "new"}}
+	for i := range many {
+		for n, of := range tags {
+			if err := s.guard.Set(b.Context(), fmt.Sprint("tags", n, key(i)), value, of...); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	for _, callers := range []int{1, 512} {
+		name := fmt.Sprintf("callers=%d/", callers)
+		b.Run(name+"baseline=GET", func(b *testing.B) { run(b, callers, many, s.raw) })
+		b.Run(name+"tags=0", func(b *testing.B) { run(b, callers, many, s.warm) })
+		for _, n := range []int{1, 4} {
+			b.Run(fmt.Sprintf("%stags=%d", name, n), func(b *testing.B) {
+				run(b, callers, many, func(ctx context.Context, key string) error { return s.warm(ctx, fmt.Sprint("tags", n, key)) })
+			})
+		}
+	}
+}
+
+// BenchmarkDeleteTag shows that what a deletion costs doesn't depend on how many
+// values carry the tag.
+func BenchmarkDeleteTag(b *testing.B) {
+	s := newBench(b)
+	carriers := 0
+	for _, n := range []int{0, 1000, 10_000} {
+		for ; carriers < n; carriers++ {
+			if err := s.guard.Set(b.Context(), fmt.Sprint("carrier", carriers), value, "t"); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.Run(fmt.Sprintf("carriers=%d", n), func(b *testing.B) {
+			for b.Loop() {
+				if err := s.guard.DeleteTag(b.Context(), "t"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 // run has the callers do b.N operations between them.
 func run(b *testing.B, callers, keys int, do func(context.Context, string) error) {
 	b.ReportAllocs()

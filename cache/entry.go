@@ -62,6 +62,9 @@ const (
 	// FlagTooLarge, on a Bypass, says that the value is not private, only larger
 	// than may be stored.
 	FlagTooLarge Flags = 1 << 2
+	// FlagTagged says that the entry carries tags, in front of its payload.
+	// [Entry.Encode] sets it, or not, by Entry.Tags.
+	FlagTagged Flags = 1 << 3
 )
 
 // An Entry is what a store keeps under a key. No field is a point in time:
@@ -75,6 +78,8 @@ type Entry struct {
 	TTL      time.Duration // hard TTL: gone after this; in whole milliseconds, at most MaxTTL
 	FreshFor time.Duration // stale after this; in whole milliseconds, at most MaxTTL
 	Took     time.Duration // how long the fetch took; in whole milliseconds, capped to MaxTTL
+	Tags     []string      // at most MaxTags; a Bypass has none
+	Stamp    Stamp         // from before the fetch started, if there are tags
 	Payload  []byte
 }
 
@@ -83,21 +88,29 @@ type Entry struct {
 //	0-15  version    16 format, 1    17 kind    18 codec    19 flags
 //	20-23 hard TTL, ms    24-27 fresh for, ms    28-31 fetch took, ms    32- payload
 //
+// With tags, in front of the payload:
+//
+//	8 bytes of epoch    8 of stamp    1: number of tags    for each: 2 of length, the tag
+//
 // Durations are cut to whole milliseconds and to what the fields can hold.
 func (e *Entry) Encode() []byte {
-	b := make([]byte, HeaderSize+len(e.Payload))
+	b := make([]byte, HeaderSize+e.tagsSize()+len(e.Payload))
 	copy(b, e.Version[:])
-	b[16], b[17], b[18], b[19] = entryFormat, byte(e.Kind), e.Codec, byte(e.Flags)
+	flags := e.Flags &^ FlagTagged
+	if len(e.Tags) > 0 {
+		flags |= FlagTagged
+	}
+	b[16], b[17], b[18], b[19] = entryFormat, byte(e.Kind), e.Codec, byte(flags)
 	binary.BigEndian.PutUint32(b[20:], millis(e.TTL))
 	binary.BigEndian.PutUint32(b[24:], millis(e.FreshFor))
 	binary.BigEndian.PutUint32(b[28:], millis(e.Took))
-	copy(b[HeaderSize:], e.Payload)
+	copy(e.putTags(b[HeaderSize:]), e.Payload)
 	return b
 }
 
 // ParseEntry reads what [Entry.Encode] wrote. The payload is not copied. It
-// returns [ErrDamaged] for anything else; no length is read from the bytes, so
-// nothing is allocated for a lie.
+// returns [ErrDamaged] for anything else. The only lengths that are read from the
+// bytes are those of tags; nothing is allocated for a lie.
 func ParseEntry(b []byte) (Entry, error) {
 	if len(b) < HeaderSize {
 		return Entry{}, fmt.Errorf("%w: entry of %d bytes is shorter than its header", ErrDamaged, len(b))
@@ -120,6 +133,14 @@ func ParseEntry(b []byte) (Entry, error) {
 	}
 	if e.Version.IsZero() {
 		return Entry{}, fmt.Errorf("%w: entry without a version", ErrDamaged)
+	}
+	if e.Flags&FlagTagged != 0 {
+		if e.Kind == Bypass {
+			return Entry{}, fmt.Errorf("%w: a bypass with tags", ErrDamaged)
+		}
+		if err := e.cutTags(); err != nil {
+			return Entry{}, err
+		}
 	}
 	return e, nil
 }

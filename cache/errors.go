@@ -4,7 +4,7 @@ import (
 	"errors"
 )
 
-// Every error of a [Store] wraps one of these, or is the cause of the end of the
+// Every error of a [Store] wraps one of these or [ErrInvalidated], or is the cause of the end of the
 // context it was given.
 var (
 	// ErrUnavailable: no answer came, or the breaker is open. The command may or

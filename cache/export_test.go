@@ -35,6 +35,31 @@ func (m *Memory) Size() (keys int, bytes int64) {
 	return len(d.ring), d.bytes
 }
 
+// ForgetTag, RewindTags and ForgetClock lose what is known of tags.
+func (m *Memory) ForgetTag(tag string) {
+	m.data.mu.Lock()
+	defer m.data.mu.Unlock()
+	delete(m.data.tags.records, tag)
+}
+
+func (m *Memory) RewindTags(n uint64) {
+	m.data.mu.Lock()
+	defer m.data.mu.Unlock()
+	m.data.tags.now.N = n
+}
+
+func (m *Memory) ForgetClock() {
+	m.data.mu.Lock()
+	defer m.data.mu.Unlock()
+	m.data.tags.now = newMemoryTags().now
+}
+
+// TagNames are the names of the clock of tags and of a tag's record.
+func TagNames(namespace, tag string) (clock, record string, err error) {
+	s, err := newKeyspace(namespace)
+	return s.clock(), s.tag(tag), err
+}
+
 // KeyNames are the names of keys and channels for a key.
 func KeyNames(namespace, key string, t Token) ([]string, error) {
 	s, err := newKeyspace(namespace)
@@ -42,5 +67,5 @@ func KeyNames(namespace, key string, t Token) ([]string, error) {
 		return nil, err
 	}
 	n := s.names(key)
-	return []string{n.entry, n.lease, n.tries, n.pause, n.failed(t), n.wake}, nil
+	return []string{n.entry, n.lease, n.tries, n.pause, n.failures, n.failed(t), n.wake, s.tag(key)}, nil
 }

@@ -9,12 +9,12 @@ import (
 // Make one with Store.Follow, and close it when done.
 type Feed struct {
 	current atomic.Uint64
-	forget  func(key string)
+	forget  func(Invalidation)
 	close   func()
 }
 
 // NewFeed returns a feed that is not live, for authors of stores.
-func NewFeed(forget func(key string), closer func()) *Feed {
+func NewFeed(forget func(Invalidation), closer func()) *Feed {
 	return &Feed{forget: forget, close: closer}
 }
 
@@ -37,7 +37,7 @@ func (f *Feed) Up(epoch uint64) { f.current.Store(epoch) }
 func (f *Feed) Down() { f.current.Store(0) }
 
 // Forget passes an invalidation on.
-func (f *Feed) Forget(key string) { f.forget(key) }
+func (f *Feed) Forget(what Invalidation) { f.forget(what) }
 
 // feeds are those of one store.
 type feeds struct {
@@ -74,11 +74,11 @@ func (f *feeds) any() bool {
 	return len(f.all) > 0
 }
 
-func (f *feeds) forget(key string) {
+func (f *feeds) forget(what Invalidation) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for feed := range f.all {
-		feed.Forget(key)
+		feed.Forget(what)
 	}
 }
 

@@ -10,6 +10,17 @@ import (
 func (s *Redis) Set(ctx context.Context, key string, e *Entry) error {
 	names := s.keys.names(key)
 	e.Version = s.minter.Token()
+	if len(e.Tags) > 0 {
+		if s.closing.Load() {
+			return ErrClosed
+		}
+		if err := errors.Join(storableTags(e), ended(ctx)); err != nil {
+			return err
+		}
+		if err := s.stampAndTie(ctx, e); err != nil {
+			return err
+		}
+	}
 	wake := Message{Signal: Filled, Token: e.Version}
 	bytes := e.Encode()
 	return s.change(ctx, key, "set", setScript,

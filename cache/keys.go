@@ -61,6 +61,12 @@ func (s keyspace) alivePrefix() string { return s.namespace + ":alive:" }
 // belongs to no slot: in a cluster PUBLISH reaches all nodes.
 func (s keyspace) invalidations() string { return s.namespace + ":invalidations" }
 
+// clock is the name of the clock of tags: one for all of them.
+func (s keyspace) clock() string { return s.namespace + ":{tags}:clock" }
+
+// tag is the name of a tag's record. No name of a key ends like that.
+func (s keyspace) tag(t string) string { return s.entry(t) + ":tag" }
+
 // names are all names of one key.
 type names struct{ entry, lease, tries, pause, failures, failedPrefix, wake string }
 

@@ -51,6 +51,11 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 			resent = true
 		case err != nil:
 			return Answer{}, err
+		case answer.Verdict == HasEntry && answer.Reading.tagged():
+			if errs := s.checkTags(ctx, []*Reading{answer.Reading}); errs[0] != nil {
+				return Answer{}, fmt.Errorf("the entry's tags: %w", errs[0])
+			}
+			return answer, nil
 		case answer.Verdict == Held && over.IsZero() && answer.Holder.Process() == s.minter.Process() && s.ledger.orphan(answer.Holder):
 			over = answer.Holder
 		default:
@@ -205,6 +210,19 @@ func (r *replies) token(i int) Token {
 func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
 	names := s.keys.names(l.Key)
 	e.Version = l.Token
+	if len(e.Tags) > 0 {
+		if s.closing.Load() {
+			return false, ErrClosed // Close releases it
+		}
+		err := storableTags(e)
+		if err == nil {
+			err = s.tie(ctx, e)
+		}
+		if err != nil {
+			_ = s.release(context.WithoutCancel(ctx), l.Key, l.Token)
+			return false, err
+		}
+	}
 	wake := Message{Signal: Filled, Token: l.Token}
 	bytes := e.Encode()
 	return s.giveBack(ctx, l, "fill", fillScript,

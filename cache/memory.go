@@ -152,7 +152,7 @@ func (m *Memory) Read(ctx context.Context, key string) (*Reading, error) {
 		d.lru.Get(key) // it was used
 	}
 	d.mu.Unlock()
-	return readingOf(stored, pttl), nil
+	return m.checked(readingOf(stored, pttl)), nil
 }
 
 // readingOf copies what is stored, so that whoever changes a payload harms
@@ -165,8 +165,12 @@ func readingOf(stored []byte, pttl int64) *Reading {
 // Set implements [Store].
 func (m *Memory) Set(ctx context.Context, key string, e *Entry) error {
 	e.Version = m.minter.Token()
-	b := e.Encode()
 	return m.change(ctx, key, func(k *memoryKey, now time.Time) error {
+		if err := storableTags(e); err != nil {
+			return err
+		}
+		m.data.tags.stampAndTie(e, now)
+		b := e.Encode()
 		if err := m.data.storable(key, e, b); err != nil {
 			return err
 		}
@@ -174,7 +178,7 @@ func (m *Memory) Set(ctx context.Context, key string, e *Entry) error {
 		k.forgive()
 		m.data.put(k, b, now.Add(entryTTL(e)))
 		k.publishFilled(e.Version, b)
-		m.data.feeds.forget(key)
+		m.data.feeds.forget(Invalidation{Key: key})
 		return nil
 	})
 }
@@ -185,7 +189,7 @@ func (m *Memory) Delete(ctx context.Context, key string) error {
 		k.endLease(now)
 		m.data.drop(k)
 		k.publish(Message{Signal: Deleted, Token: m.minter.Token()})
-		m.data.feeds.forget(key)
+		m.data.feeds.forget(Invalidation{Key: key})
 		return nil
 	})
 }
@@ -199,7 +203,7 @@ func (m *Memory) Expire(ctx context.Context, key string) error {
 			k.entry = e.Encode() // a copy: a reader may be at the old bytes
 		}
 		k.publish(Message{Signal: Deleted, Token: m.minter.Token()})
-		m.data.feeds.forget(key)
+		m.data.feeds.forget(Invalidation{Key: key})
 		return nil
 	})
 }
@@ -252,7 +256,7 @@ func (m *Memory) Watch(key string) *Watch {
 }
 
 // Follow implements [Store]. The feed is live until the store is closed.
-func (m *Memory) Follow(forget func(key string)) *Feed {
+func (m *Memory) Follow(forget func(Invalidation)) *Feed {
 	d := m.data
 	var f *Feed
 	f = NewFeed(forget, func() { d.feeds.remove(f) })

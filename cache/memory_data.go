@@ -16,6 +16,7 @@ type memoryData struct {
 	keys  map[string]*memoryKey
 	alive map[Process]struct{}
 	feeds feeds // has a lock of its own
+	tags  memoryTags
 
 	// lru holds the keys that have an entry; bytes is what those cost. All
 	// removals go through it, see evicted.
@@ -40,6 +41,7 @@ func newMemoryData(opts MemoryOptions) (*memoryData, error) {
 		keys:     map[string]*memoryKey{},
 		alive:    map[Process]struct{}{},
 		maxBytes: opts.MaxBytes,
+		tags:     newMemoryTags(),
 	}
 	var err error
 	d.lru, err = simplelru.NewLRU(opts.MaxEntries, d.evicted)

@@ -34,7 +34,7 @@ func (m *Memory) Acquire(ctx context.Context, key string, ask Ask) (Answer, erro
 	d.tidy(k)
 	d.mu.Unlock()
 	if answer.Verdict == HasEntry {
-		answer.Reading = readingOf(stored, pttl)
+		answer.Reading = m.checked(readingOf(stored, pttl))
 	}
 	return answer, nil
 }
@@ -72,8 +72,14 @@ func (m *Memory) grant(k *memoryKey, ask *Ask, now time.Time) *Lease {
 // Fill implements [Store].
 func (m *Memory) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
 	e.Version = l.Token
-	b := e.Encode()
 	return m.giveBack(ctx, l, func(k *memoryKey, now time.Time) error {
+		if err := storableTags(e); err != nil {
+			return err
+		}
+		if err := m.data.tags.tie(e, now); err != nil {
+			return err
+		}
+		b := e.Encode()
 		if err := m.data.storable(l.Key, e, b); err != nil {
 			return err
 		}

@@ -22,6 +22,10 @@ func memoryBackend(t *testing.T) cachetest.Backend {
 		Open:  func(*testing.T) cache.Store { return first.Join() },
 		Kill:  func(_ *testing.T, s cache.Store) { s.(*cache.Memory).Die() },
 		Plant: func(_ *testing.T, key string, b []byte) { first.Plant(key, b) },
+
+		ForgetTag:   func(_ *testing.T, tag string) { first.ForgetTag(tag) },
+		RewindTags:  func(_ *testing.T, n uint64) { first.RewindTags(n) },
+		ForgetClock: func(*testing.T) { first.ForgetClock() },
 	}
 }
 

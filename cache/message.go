@@ -106,7 +106,8 @@ func (w *Watch) Push(m Message) {
 func (w *Watch) Close() { w.close() }
 
 // Reading is the entry that rides in a Filled message, as a reading of age 0; it
-// is not Found where the entry was too large to ride.
+// is not Found where the entry was too large to ride. What it carries of tags has
+// not been checked: a tag may have been deleted before the entry was stored.
 func (m *Message) Reading() *Reading {
 	r := newReading(m.Body, -1)
 	if r.Found {

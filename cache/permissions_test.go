@@ -30,7 +30,7 @@ func asUser(t *testing.T, server *redistest.Server, rules ...any) *redis.Client 
 // granted is what NewRedis's doc says the user needs on a standalone server.
 var granted = []any{
 	"~app:*", "&app:*", "+hello", "+get", "+pttl", "+eval", "+evalsha", "+set", "+getrange", "+setrange",
-	"+del", "+pexpire", "+incr", "+sadd", "+srem", "+scard", "+smembers", "+publish", "+subscribe", "+unsubscribe",
+	"+del", "+pexpire", "+incr", "+sadd", "+srem", "+scard", "+smembers", "+hmget", "+hset", "+hincrby", "+publish", "+subscribe", "+unsubscribe",
 	"+pubsub", "+ping",
 }
 
@@ -68,9 +68,11 @@ func works(t *testing.T, s *cache.Redis) {
 	if ok, err := s.Fail(ctx, a.Lease, []byte("why"), time.Second); !ok || err != nil {
 		t.Fatalf("Fail: %v, %v", ok, err)
 	}
+	tagged := &cache.Entry{Kind: cache.Value, TTL: time.Minute, FreshFor: time.Minute, Tags: []string{"t"}}
 	for name, err := range map[string]error{
 		"Reset of a pause": s.Reset(ctx, "failing"),
 		"Expire":           s.Expire(ctx, "k"), "Set": s.Set(ctx, "k", e), "Reset": s.Reset(ctx, "k"),
+		"DeleteTag": s.DeleteTag(ctx, "t"), "Set with tags": s.Set(ctx, "k", tagged), "ExpireTag": s.ExpireTag(ctx, "t"),
 		"Delete": s.Delete(ctx, "k"), "Close": s.Close(),
 	} {
 		if err != nil {
@@ -82,7 +84,7 @@ func works(t *testing.T, s *cache.Redis) {
 // pitfall 32
 func TestUserWithoutScriptsIsToldAtTheStart(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
-	for _, missing := range []any{"+get", "+del", "+incr", "+smembers", "+publish", "+setrange", "~app:*"} {
+	for _, missing := range []any{"+get", "+del", "+incr", "+smembers", "+hmget", "+hset", "+hincrby", "+publish", "+setrange", "~app:*"} {
 		var rules []any
 		for _, g := range granted {
 			if g != missing {

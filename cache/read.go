@@ -43,10 +43,11 @@ const (
 )
 
 type batch struct {
-	keys    []string // names of entries
-	index   map[string]int
+	entries nameSet // names of entries
+	records nameSet // names of tags' records, and of their clock
 	settled atomic.Bool
 	results []readResult
+	found   []foundRecord
 	err     error // of all
 	done    chan struct{}
 }
@@ -54,7 +55,13 @@ type batch struct {
 type readResult struct {
 	reading *Reading
 	err     error
+	// checked is closed when the entry's tags have been looked up and reading and
+	// err are final; nil: they are.
+	checked *tagCheck
 }
+
+// size is how many names are asked for.
+func (bt *batch) size() int { return len(bt.entries.names) + len(bt.records.names) }
 
 // settle gives the batch its results, unless it has some. It answers whether it
 // was the first to.
@@ -75,68 +82,93 @@ func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
 		return nil, errBreakerOpen
 	}
 	away := b.n.breaker.away()
-	b.mu.Lock()
-	if b.next == nil {
-		b.next = &batch{done: make(chan struct{})}
-	}
-	bt := b.next
-	i := bt.add(name)
-	spawned := true
-	if b.senders < maxSenders || len(bt.keys) >= maxBatch { // a full one doesn't wait
-		b.senders++
-		spawned = b.s.spawnCall(b.send)
-	}
-	b.mu.Unlock()
-	if !spawned {
+	var i int
+	bt := b.join(func(bt *batch) { i = bt.entries.add(name) })
+	if bt == nil {
 		return nil, ErrClosed
 	}
-
-	select {
-	case <-bt.done:
-	case <-away: // no use in waiting one's turn, or for a timeout
-		return nil, errBreakerOpen
-	case <-ctx.Done():
-		return nil, ended(ctx)
-	case <-b.s.ctx.Done():
-		return nil, ErrClosed
+	if err := b.await(ctx, away, bt.done); err != nil {
+		return nil, err
 	}
 	if bt.err != nil {
 		return nil, bt.err
 	}
-	return bt.results[i].reading, bt.results[i].err
-}
-
-// has reports whether the batch holds the name.
-func (bt *batch) has(name string) bool {
-	if bt.index != nil {
-		_, ok := bt.index[name]
-		return ok
-	}
-	return slices.Contains(bt.keys, name)
-}
-
-// add returns the place of name in the batch. A handful of names are looked
-// through, more are indexed.
-func (bt *batch) add(name string) int {
-	const few = 8
-	if bt.index == nil {
-		for i, k := range bt.keys {
-			if k == name {
-				return i
-			}
+	r := &bt.results[i]
+	if r.checked != nil {
+		if err := b.await(ctx, away, r.checked.done); err != nil {
+			return nil, err
 		}
-	} else if i, ok := bt.index[name]; ok {
+	}
+	return r.reading, r.err
+}
+
+// join adds names to the batch that collects, and sees to it that it will be
+// sent. It returns nil when the store has been closed.
+func (b *batcher) join(add func(*batch)) *batch {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next == nil {
+		b.next = &batch{done: make(chan struct{})}
+	}
+	bt := b.next
+	add(bt)
+	if b.senders < maxSenders || bt.size() >= maxBatch { // a full one doesn't wait
+		b.senders++
+		if !b.s.spawnCall(b.send) {
+			return nil
+		}
+	}
+	return bt
+}
+
+// await waits for a batch, or the end of ctx or of the store, or until the node
+// is known to be away: there is no use then in waiting one's turn.
+func (b *batcher) await(ctx context.Context, away, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-away:
+		return errBreakerOpen
+	case <-ctx.Done():
+		return ended(ctx)
+	case <-b.s.ctx.Done():
+		return ErrClosed
+	}
+}
+
+// A nameSet is a list of names without repetitions. A handful are looked
+// through, more are indexed.
+type nameSet struct {
+	names []string
+	index map[string]int
+}
+
+// place is where the name is, or -1.
+func (s *nameSet) place(name string) int {
+	if s.index == nil {
+		return slices.Index(s.names, name)
+	}
+	if i, ok := s.index[name]; ok {
 		return i
 	}
-	bt.keys = append(bt.keys, name)
-	i := len(bt.keys) - 1
+	return -1
+}
+
+// add returns the place of name.
+func (s *nameSet) add(name string) int {
+	const few = 8
+	if i := s.place(name); i >= 0 {
+		return i
+	}
+	s.names = append(s.names, name)
+	i := len(s.names) - 1
 	switch {
-	case bt.index != nil:
-		bt.index[name] = i
-	case len(bt.keys) > few:
-		bt.index = make(map[string]int, 2*few)
-		for i, k := range bt.keys {
-			bt.index[k] = i
+	case s.index != nil:
+		s.index[name] = i
+	case len(s.names) > few:
+		s.index = make(map[string]int, 2*few)
+		for i, k := range s.names {
+			s.index[k] = i
 		}
 	}
 	return i
@@ -177,7 +209,7 @@ func (b *batcher) asksAgain() bool {
 		return false
 	}
 	for _, name := range b.missed {
-		if b.next.has(name) {
+		if b.next.entries.place(name) >= 0 {
 			return true
 		}
 	}
@@ -213,12 +245,15 @@ func (b *batcher) carryOut(bt *batch) bool {
 	case <-ctx.Done():
 		return false
 	}
-	results, err := b.pipeline(ctx, bt.keys)
+	tags := b.foresee(bt)
+	results, err := b.pipeline(ctx, bt)
 	err = classify("read", err)
-	b.note(bt.keys, results)
+	b.note(bt.entries.names, results)
+	check := tags.begin(bt, results)
 	if !bt.settle(results, err) {
 		return false
 	}
+	check.finishLater()
 	if err == nil {
 		b.n.breaker.succeeded()
 	} else if tripsBreaker(err) {
@@ -246,22 +281,24 @@ func (b *batcher) note(names []string, results []readResult) {
 }
 
 // pipeline reads all names in one go.
-func (b *batcher) pipeline(ctx context.Context, names []string) ([]readResult, error) {
-	cmds := make([]readCmd, len(names))
+func (b *batcher) pipeline(ctx context.Context, bt *batch) ([]readResult, error) {
+	cmds := make([]readCmd, len(bt.entries.names))
 	pipe := b.s.client.Pipeline()
-	for i, name := range names {
+	for i, name := range bt.entries.names {
 		cmds[i].get, cmds[i].pttl = redis.NewStringCmd(ctx, "get", name), redis.NewIntCmd(ctx, "pttl", name)
 		_ = pipe.Process(ctx, cmds[i].get)
 		_ = pipe.Process(ctx, cmds[i].pttl)
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !answeredAny(cmds) {
+	records := recordCmds(ctx, pipe, bt.records.names)
+	if _, err := pipe.Exec(ctx); err != nil && !answeredAny(cmds) && !answeredRecords(records) {
 		return nil, err
 	}
 	results := make([]readResult, len(cmds))
 	for i := range cmds {
 		r, err := cmds[i].reading()
-		results[i] = readResult{r, classify("read", err)}
+		results[i] = readResult{reading: r, err: classify("read", err)}
 	}
+	bt.found = foundRecords(records)
 	return results, nil
 }
 

@@ -108,6 +108,7 @@ type Redis struct {
 	calls    sync.WaitGroup // those that are in the Redis client
 	homes    homes
 	feeds    feeds
+	carried  tagTable
 }
 
 var _ Store = (*Redis)(nil)
@@ -124,8 +125,8 @@ var _ Store = (*Redis)(nil)
 //
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
-// SMEMBERS PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a cluster also CLUSTER
-// SPUBLISH SSUBSCRIBE SUNSUBSCRIBE. Redis 6.2 or later; a cluster of Redis 7 or
+// SMEMBERS HMGET HSET HINCRBY PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a
+// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE. Redis 6.2 or later; a cluster of Redis 7 or
 // later uses sharded channels.
 func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	opts = opts.withDefaults()
@@ -323,7 +324,7 @@ func (s *Redis) rehearse(ctx context.Context, key string) error {
 		}
 	}
 	ask := Ask{TTL: time.Second, MaxAttempts: 1, Window: time.Minute}
-	entry := &Entry{Kind: Value, TTL: time.Second}
+	entry := &Entry{Kind: Value, TTL: time.Second, Tags: []string{key}}
 	granted := func() (*Lease, error) {
 		token := s.minter.Token()
 		_, err := s.runFor(ctx, names.lease, "acquire", acquireScript,
@@ -336,8 +337,10 @@ func (s *Redis) rehearse(ctx context.Context, key string) error {
 		func() error { return s.Reset(ctx, key) },
 		func() error { l, err := granted(); return errors.Join(err, s.release(ctx, l.Key, l.Token)) },
 		func() error { return s.Set(ctx, key, entry) },
+		func() error { return s.ExpireTag(ctx, key) },
 		func() error { return s.Expire(ctx, key) },
 		func() error { return s.Delete(ctx, key) },
+		func() error { return s.forgetTag(ctx, key) },
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -345,6 +348,18 @@ func (s *Redis) rehearse(ctx context.Context, key string) error {
 		}
 	}
 	return nil
+}
+
+// forgetTag removes a tag's record.
+func (s *Redis) forgetTag(ctx context.Context, tag string) error {
+	name := s.keys.tag(tag)
+	n, err := s.topo.node(name)
+	if err != nil {
+		return err
+	}
+	return s.do(ctx, n, "DEL", func(ctx context.Context) error {
+		return s.client.Process(ctx, once{redis.NewCmd(ctx, "del", name)})
+	})
 }
 
 func (s *Redis) fail(ctx context.Context, l *Lease, pause time.Duration) error {

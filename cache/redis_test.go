@@ -91,6 +91,24 @@ func (s site) backend(t *testing.T) cachetest.Backend {
 				t.Fatal(err)
 			}
 		},
+		ForgetTag: func(t *testing.T, tag string) {
+			_, record, err := cache.TagNames(namespace, tag)
+			if err := errors.Join(err, admin.Del(t.Context(), record).Err()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		RewindTags: func(t *testing.T, n uint64) {
+			clock, _, err := cache.TagNames(namespace, "")
+			if err := errors.Join(err, admin.HSet(t.Context(), clock, "n", n).Err()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		ForgetClock: func(t *testing.T) {
+			clock, _, err := cache.TagNames(namespace, "")
+			if err := errors.Join(err, admin.Del(t.Context(), clock).Err()); err != nil {
+				t.Fatal(err)
+			}
+		},
 	}
 }
 

@@ -30,6 +30,12 @@ var (
 	expireSource string
 	//go:embed lua/reset.lua
 	resetSource string
+	//go:embed lua/clock.lua
+	clockSource string
+	//go:embed lua/tie.lua
+	tieSource string
+	//go:embed lua/tag.lua
+	tagSource string
 
 	acquireScript = newScript(acquireSource)
 	fillScript    = newScript(fillSource)
@@ -40,6 +46,9 @@ var (
 	deleteScript  = newScript(deleteSource)
 	expireScript  = newScript(expireSource)
 	resetScript   = newScript(resetSource)
+	clockScript   = newScript(clockSource)
+	tieScript     = newScript(tieSource)
+	tagScript     = newScript(tagSource)
 )
 
 type script struct{ source, sha string }

@@ -27,6 +27,10 @@ type Store interface {
 	// Fill stores the lease's outcome and gives the lease back, both or neither:
 	// it answers false, and changes nothing, when the lease is gone. It sets
 	// e.Version. After an error the store no longer counts the lease as held.
+	//
+	// An entry with tags has e.Stamp from before its fetch started. It isn't stored
+	// if one of them was deleted since (ErrInvalidated; the lease is released), and
+	// is marked with FlagExpired if one was expired.
 	Fill(ctx context.Context, l *Lease, e *Entry) (bool, error)
 
 	// Fail gives the lease back without an outcome and tells whoever waits why.
@@ -40,7 +44,8 @@ type Store interface {
 	Release(ctx context.Context, l *Lease) error
 
 	// Set stores an entry that no lease produced, ends any lease, and clears
-	// the record of failed attempts. It sets e.Version.
+	// the record of failed attempts. It sets e.Version, and e.Stamp if there are
+	// tags.
 	Set(ctx context.Context, key string, e *Entry) error
 
 	// Delete removes the entry and ends any lease. A pause and the record of
@@ -53,17 +58,32 @@ type Store interface {
 	// Reset is the operator's: it ends a quarantine and a pause.
 	Reset(ctx context.Context, key string) error
 
+	// Stamp reads the clock that every DeleteTag and ExpireTag advances. The command
+	// it rests on is sent after Stamp was called.
+	Stamp(ctx context.Context) (Stamp, error)
+
+	// DeleteTag makes all entries invalid that carry one of the tags: for Read and
+	// Acquire nothing is stored where they are, but for Reading.Seen. Of entries
+	// that are filled later those are not stored whose stamp is from before the
+	// call. It ends no lease. No tags are no error. An error names the tags it is
+	// about.
+	DeleteTag(ctx context.Context, tags ...string) error
+
+	// ExpireTag marks all entries stale that carry one of the tags, as DeleteTag
+	// deletes them.
+	ExpireTag(ctx context.Context, tags ...string) error
+
 	// Watch subscribes to key's wake-ups. It returns at once; a Confirmed
 	// message says when the subscription is live, and again each time it had
 	// been lost. It never fails: where nothing can be subscribed to, nothing
 	// arrives, and the caller's poll has to do.
 	Watch(key string) *Watch
 
-	// Follow calls forget, with the key, for each Set, Delete and Expire by any
-	// process, as soon as it is heard of: from the store's own goroutines, so it
-	// must be quick, and must not call the store. The feed says whether all of
-	// them are heard of.
-	Follow(forget func(key string)) *Feed
+	// Follow calls forget for each Set, Delete and Expire of a key and for each tag
+	// of a DeleteTag and ExpireTag, by any process, as soon as it is heard of: from
+	// the store's own goroutines, so it must be quick, and must not call the store.
+	// The feed says whether all of them are heard of.
+	Follow(forget func(Invalidation)) *Feed
 
 	// Close gives back the leases it holds and ends all its goroutines. Calls
 	// made later return ErrClosed.

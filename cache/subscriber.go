@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -338,7 +339,11 @@ func (u *subscriber) bounce(epoch int) {
 // deliver hands a wake-up to those who wait for it.
 func (u *subscriber) deliver(msg *redis.Message, epoch int) {
 	if msg.Channel == u.s.keys.invalidations() {
-		u.s.feeds.forget(msg.Payload)
+		if what, ok := parseInvalidation(msg.Payload); ok {
+			u.s.feeds.forget(what)
+		} else {
+			u.s.observe(Event{Kind: MessageDamaged, Node: u.n.addr, Err: errForeignMessage})
+		}
 		return
 	}
 	m, err := ParseMessage([]byte(msg.Payload))
@@ -354,6 +359,8 @@ func (u *subscriber) deliver(msg *redis.Message, epoch int) {
 		}
 	}
 }
+
+var errForeignMessage = fmt.Errorf("%w: on the channel of invalidations", ErrDamaged)
 
 // down notes that nothing is confirmed any more.
 func (u *subscriber) down(why error) {

@@ -69,7 +69,7 @@ func (u *subscriber) watched() map[string][]*Watch {
 }
 
 // Follow implements [Store].
-func (s *Redis) Follow(forget func(key string)) *Feed {
+func (s *Redis) Follow(forget func(Invalidation)) *Feed {
 	var f *Feed
 	f = NewFeed(forget, func() { s.feeds.remove(f) })
 	if s.feeds.add(f) {

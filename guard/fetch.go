@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -19,7 +20,10 @@ type fetched struct {
 	err   error
 	took  time.Duration
 	fill  fill // with what the fetch said of its value
-	lost  bool // the lease was lost, and the fetch given up as nobody could use it
+	stamp cache.Stamp
+	// stampErr is why there is no stamp.
+	stampErr error
+	lost     bool // the lease was lost, and the fetch given up as nobody could use it
 }
 
 // runFetch runs the fetch in a goroutine of its own, so that neither a hung
@@ -91,6 +95,11 @@ func (e *engine) callFetch(ctx context.Context, c call, f fill, done chan<- fetc
 		_ = r.err.Error() // one that panics, a typed nil say, does so here
 	}
 	r.fill = f
+	if r.err == nil || errors.Is(r.err, ErrNotFound) || errors.Is(r.err, ErrNotModified) {
+		if err := checkTags(f.tags); err != nil {
+			r.err = fmt.Errorf("guard: Fill.Tags: %w", err)
+		}
+	}
 	if r.err == nil && !f.private {
 		r.entry, r.err = e.pack(r.value)
 	}
@@ -110,10 +119,13 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 		ev.Kind = cache.LeaseTakenOver
 	}
 	p.observe(ev)
+	stamp, stampErr := p.stamp()
+	p.recheck()
 	f := p.newFill()
 	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
 	start := p.fs.fetching(p.f, p.tick)
 	r := p.runFetch(p.ctx, p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
+	r.stamp, r.stampErr = stamp, stampErr
 
 	// The lease is given back whatever became of the flight.
 	ctx := context.WithoutCancel(p.ctx)
@@ -141,7 +153,7 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 
 // newFill presets what a fetch may change.
 func (p *pursuit) newFill() *fill {
-	f := &fill{attempt: 1, ttl: p.policy.TTL, staleFor: p.policy.Stale}
+	f := &fill{attempt: 1, ttl: p.policy.TTL, staleFor: p.policy.Stale, tags: p.policy.Tags}
 	if r := p.known; r != nil && r.Found && r.Entry.Kind == cache.Value {
 		value, err := p.unpack(r)
 		if err == nil {
@@ -175,7 +187,11 @@ func (p *pursuit) renew(ctx context.Context, lease *cache.Lease, start uint64, r
 		return p.fail(ctx, lease, start, r.took, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
 	}
 	old := f.staleReading.Entry
-	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags &^ cache.FlagExpired, Payload: old.Payload}
+	tags := slices.Concat(p.storeTags(f.tags), old.Tags)
+	if tags = distinct(tags); len(tags) > maxTags {
+		return p.fail(ctx, lease, start, r.took, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
+	}
+	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags &^ cache.FlagExpired, Payload: old.Payload, Tags: tags}
 	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
 	return p.fill(ctx, lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
 }
@@ -185,11 +201,17 @@ func (p *pursuit) renew(ctx context.Context, lease *cache.Lease, start uint64, r
 // before the fetch started.
 func (p *pursuit) fill(ctx context.Context, lease *cache.Lease, start uint64, entry *cache.Entry, r fetched, o *outcome) *outcome {
 	entry.Took = r.took
+	if entry.Kind != cache.Bypass && entry.Tags == nil {
+		entry.Tags = p.storeTags(r.fill.tags)
+	}
 	o.moment = p.tick()
-	ok, err := p.store.Fill(ctx, lease, entry)
+	ok, err := p.fillStamped(ctx, lease, entry, r)
 	ev := Event{Key: p.call.key, Token: lease.Token, Size: len(entry.Payload), Err: err}
 	if !ok {
 		p.observeAs(cache.FillRefused, ev)
+		if errors.Is(err, cache.ErrInvalidated) {
+			p.counters.invalidated.Add(1)
+		}
 		if errors.Is(err, cache.ErrRefused) {
 			// Redis is full, say: it will take the lease back all the same.
 			_ = p.store.Release(ctx, lease)
@@ -199,10 +221,27 @@ func (p *pursuit) fill(ctx context.Context, lease *cache.Lease, start uint64, en
 	}
 	p.observeAs(cache.FillStored, ev)
 	o.stored = entry.Kind != cache.Bypass
+	if !o.stored && len(r.fill.tags) > 0 || entry.Flags&cache.FlagExpired != 0 {
+		// Nobody has looked whether a tag was deleted since the fetch began; or one
+		// was expired since.
+		o.moment = start
+	}
 	if entry.Kind == cache.Value {
 		o.entry = &cache.Reading{Entry: *entry, Found: true, Left: entry.TTL}
 	}
 	return o
+}
+
+// fillStamped is the store's Fill, of an entry that has its stamp if it carries
+// tags.
+func (p *pursuit) fillStamped(ctx context.Context, lease *cache.Lease, entry *cache.Entry, r fetched) (bool, error) {
+	if len(entry.Tags) > 0 {
+		if r.stampErr != nil || r.stamp == (cache.Stamp{}) {
+			return false, errors.Join(errNoStamp, r.stampErr, p.store.Release(ctx, lease))
+		}
+		entry.Stamp = r.stamp
+	}
+	return p.store.Fill(ctx, lease, entry)
 }
 
 // fail gives the lease back with an error, and a pause if the fetch asked for
@@ -272,7 +311,7 @@ func (e *engine) alone(c call) *outcome {
 
 // forOneself fetches for one caller, on its own context, and stores nothing.
 func (e *engine) forOneself(c call, source Source) *outcome {
-	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, idempotencyKey: randomKey(), private: true}
+	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, idempotencyKey: randomKey(), private: true, tags: e.policy.Tags}
 	r := e.runFetch(c.ctx, c, f, nil, nil, e.ctx.Done())
 	if r.err != nil {
 		if o := e.endedFor(c.ctx, nil); o != nil {

@@ -34,6 +34,11 @@ type Fill[V any] struct {
 	// all callers of the key then fetch for themselves, side by side; their fetches
 	// find it preset to true.
 	Private bool
+	// Tags are what the value can be deleted by, together with all others that
+	// carry the tag: [Guard.DeleteTag]. Preset from the policy; append to them. At
+	// most 16, of 1 to 256 bytes each, or the fetch has failed. They also go with
+	// ErrNotFound; with ErrNotModified they are added to those the value has.
+	Tags []string
 }
 
 // fill is Fill without its type.
@@ -44,6 +49,7 @@ type fill struct {
 	idempotencyKey string
 	ttl, staleFor  time.Duration
 	private        bool
+	tags           []string
 }
 
 // Source says where a value came from.

@@ -40,6 +40,8 @@ type pursuit struct {
 	heldMoment uint64 // when the acquire was sent that was last answered "held"
 	unwatched  time.Time
 	suspicious bool // the last answer was "quarantined"
+	asked      bool // for the lease, once at least
+	stamping   *stamping
 
 	watch     *cache.Watch
 	waitSince time.Time
@@ -102,6 +104,7 @@ func (p *pursuit) run() *outcome {
 	key := p.storeKey(p.call.key)
 	for {
 		p.ask.Suspect = p.suspect()
+		p.beginStamp()
 		p.moment = p.tick()
 		answer, err := p.store.Acquire(p.ctx, key, p.ask)
 		if o := p.endedFor(p.ctx, err); o != nil {
@@ -276,6 +279,9 @@ func (p *pursuit) told(m cache.Message) *outcome {
 		r := m.Reading()
 		if !r.Found {
 			return nil // too large to ride: asking again brings it
+		}
+		if len(r.Entry.Tags) > 0 {
+			return nil // one may have been deleted before it was stored: asking again tells
 		}
 		switch {
 		case r.Entry.Kind == cache.Negative:

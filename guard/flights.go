@@ -222,5 +222,6 @@ type call struct {
 	ctx   context.Context
 	key   string // the user's
 	force bool   // fetch even if what is stored is fresh
+	tags  bool   // the fetch may name tags
 	fetch func(context.Context, *fill) (any, error)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -127,14 +128,14 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 		age := n.entry.Age + time.Since(n.at)
 		return Result[V]{Value: v, Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
 	}
-	o := g.engine.load(call{ctx: ctx, key: key, fetch: func(ctx context.Context, f *fill) (any, error) {
+	o := g.engine.load(call{ctx: ctx, key: key, tags: true, fetch: func(ctx context.Context, f *fill) (any, error) {
 		fl := Fill[V]{
 			Attempt: f.attempt, IdempotencyKey: f.idempotencyKey,
-			TTL: f.ttl, StaleFor: f.staleFor, Private: f.private,
+			TTL: f.ttl, StaleFor: f.staleFor, Private: f.private, Tags: slices.Clone(f.tags),
 		}
 		fl.Stale, _ = f.stale.(*V)
 		v, err := fetch(ctx, &fl)
-		f.ttl, f.staleFor, f.private = fl.TTL, fl.StaleFor, fl.Private
+		f.ttl, f.staleFor, f.private, f.tags = fl.TTL, fl.StaleFor, fl.Private, fl.Tags
 		return &v, err
 	}})
 	return g.resultOf(o)
@@ -180,12 +181,16 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 
 // Set stores a value under the policy's terms. A fetch that is under way will
 // not overwrite it, and a Get that starts after Set returned does not return
-// what Set replaced.
+// what Set replaced. It carries the given tags and the policy's.
 //
-// Errors: [ErrTooLarge]; the codec's; [ErrUnavailable], which says whether the
+// Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the codec's; [ErrUnavailable], which says whether the
 // value may be stored later all the same; [ErrClosed].
-func (g *Guard[V]) Set(ctx context.Context, key string, value V) error {
+func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string) error {
 	e := g.engine
+	tags = slices.Concat(e.policy.Tags, tags)
+	if err := checkTags(tags); err != nil {
+		return fmt.Errorf("guard: Set: %w", err)
+	}
 	entry, err := e.pack(&value)
 	if err != nil {
 		return err
@@ -194,7 +199,8 @@ func (g *Guard[V]) Set(ctx context.Context, key string, value V) error {
 		return fmt.Errorf("%w: %d bytes encoded, Policy.MaxBytes is %d", ErrTooLarge, n, e.policy.MaxBytes)
 	}
 	entry.FreshFor, entry.TTL = lifetime(&fill{ttl: e.policy.TTL, staleFor: e.policy.Stale}, &e.policy)
-	return g.change(ctx, key, func() error { return e.store.Set(ctx, e.storeKey(key), entry) })
+	entry.Tags = e.storeTags(tags)
+	return g.changeKey(ctx, key, func() error { return e.store.Set(ctx, e.storeKey(key), entry) })
 }
 
 // Delete removes the value. A fetch that is under way will not bring it back,
@@ -204,30 +210,35 @@ func (g *Guard[V]) Set(ctx context.Context, key string, value V) error {
 // Errors: [ErrUnavailable], which says whether the value may be deleted later
 // all the same; [ErrClosed]; the cause of ctx's end.
 func (g *Guard[V]) Delete(ctx context.Context, key string) error {
-	return g.change(ctx, key, func() error { return g.engine.store.Delete(ctx, g.engine.storeKey(key)) })
+	return g.changeKey(ctx, key, func() error { return g.engine.store.Delete(ctx, g.engine.storeKey(key)) })
 }
 
 // Expire marks the value stale and keeps it: it is refreshed at its next use,
 // and served until then if the policy has Stale. A fetch that is under way will
 // not be stored. Errors as of Delete.
 func (g *Guard[V]) Expire(ctx context.Context, key string) error {
-	return g.change(ctx, key, func() error { return g.engine.store.Expire(ctx, g.engine.storeKey(key)) })
+	return g.changeKey(ctx, key, func() error { return g.engine.store.Expire(ctx, g.engine.storeKey(key)) })
 }
 
 // Reset is the operator's: it ends a quarantine of the key, and a pause that a
 // fetch asked for. Errors as of Delete.
 func (g *Guard[V]) Reset(ctx context.Context, key string) error {
-	return g.change(ctx, key, func() error { return g.engine.store.Reset(ctx, g.engine.storeKey(key)) })
+	return g.changeKey(ctx, key, func() error { return g.engine.store.Reset(ctx, g.engine.storeKey(key)) })
 }
 
-func (g *Guard[V]) change(ctx context.Context, key string, do func() error) error {
+func (g *Guard[V]) changeKey(ctx context.Context, key string, do func() error) error {
+	return g.change(ctx, do, func(n *near) { n.forget(key) })
+}
+
+// change makes a change, and has the near cache forget what it is about.
+func (g *Guard[V]) change(ctx context.Context, do func() error, forget func(*near)) error {
 	if o := g.engine.endedFor(ctx, nil); o != nil {
 		return o.err
 	}
 	err := do()
 	if g.near != nil {
 		// This process need not wait to hear of its own change, nor rely on it.
-		g.near.forget(key)
+		forget(g.near)
 	}
 	if err == nil {
 		return nil

@@ -57,9 +57,15 @@ type near struct {
 
 	// stamps change when a key of their stripe is invalidated: a value that was
 	// asked for before is not used after. Other keys of the stripe suffer a miss.
-	stamps   [256]atomic.Uint64
-	seed     maphash.Seed
-	bypasses atomic.Uint64 // lookups that the feed's epoch ruled out
+	stamps [256]atomic.Uint64
+	// tagStamps do the same for tags. tagChanges counts all of their changes, each
+	// before it is made: which tags a value carries is known only once it was read,
+	// and if there was no change at all since it was asked for, the stamps of its
+	// tags are still what they were then.
+	tagStamps  [256]atomic.Uint64
+	tagChanges atomic.Uint64
+	seed       maphash.Seed
+	bypasses   atomic.Uint64 // lookups that the feed's epoch ruled out
 }
 
 // A nearValue is used in the feed's epoch it was put in alone.
@@ -68,10 +74,17 @@ type nearValue struct {
 	epoch uint64
 	stamp *atomic.Uint64 // of the key's stripe
 	asked uint64         // what it was when the value was asked for
+	tags  []nearTag      // nil: it carries none
 	lives time.Duration
 	size  uint32
 	entry *cache.Reading // as it was read at the time at
 	at    time.Time
+}
+
+// A nearTag is a tag's stripe as it was when the value was asked for.
+type nearTag struct {
+	stamp *atomic.Uint64
+	asked uint64
 }
 
 func newNear(store cache.Store, prefix string, cfg Near) (*near, error) {
@@ -89,8 +102,12 @@ func newNear(store cache.Store, prefix string, cfg Near) (*near, error) {
 	if n.values, err = otter.New(o); err != nil {
 		return nil, fmt.Errorf("guard: Policy.Near: %w", err)
 	}
-	n.feed = store.Follow(func(key string) {
-		if key, ours := strings.CutPrefix(key, prefix); ours {
+	n.feed = store.Follow(func(what cache.Invalidation) {
+		if what.Tag != "" {
+			if strings.HasPrefix(what.Tag, prefix) {
+				n.forgetTag(what.Tag)
+			}
+		} else if key, ours := strings.CutPrefix(what.Key, prefix); ours {
 			n.forget(key)
 		}
 	})
@@ -109,6 +126,11 @@ func (n *near) get(key string) (nearValue, bool) {
 	}
 	// It may have been put in just before an invalidation that it ought to have
 	// met, and not be taken out yet.
+	for i := range v.tags {
+		if t := &v.tags[i]; t.stamp.Load() != t.asked {
+			return nearValue{}, false
+		}
+	}
 	return v, v.stamp.Load() == v.asked
 }
 
@@ -118,18 +140,29 @@ func (n *near) forget(key string) {
 	n.values.Invalidate(key)
 }
 
+// forgetTag rules out all values that carry the tag, which is as the store has
+// it, and what was read before. They are taken out as others come.
+func (n *near) forgetTag(tag string) {
+	n.tagChanges.Add(1)
+	n.tagStamp(tag).Add(1)
+}
+
+func (n *near) tagStamp(tag string) *atomic.Uint64 {
+	return &n.tagStamps[maphash.String(n.seed, tag)%uint64(len(n.tagStamps))]
+}
+
 func (n *near) stamp(key string) *atomic.Uint64 {
 	return &n.stamps[maphash.String(n.seed, key)%uint64(len(n.stamps))]
 }
 
 // A ticket is taken before a value is asked for, and shown when it is put in.
 type ticket struct {
-	epoch, stamp uint64
-	at           time.Time
+	epoch, stamp, tagChanges uint64
+	at                       time.Time
 }
 
 func (n *near) ticket(key string) ticket {
-	return ticket{n.feed.Epoch(), n.stamp(key).Load(), time.Now()}
+	return ticket{n.feed.Epoch(), n.stamp(key).Load(), n.tagChanges.Load(), time.Now()}
 }
 
 // put keeps a value for as long as it is fresh and not due to be refreshed,
@@ -146,8 +179,19 @@ func (n *near) put(key string, t ticket, value any, r *cache.Reading, due time.D
 	if lives <= 0 {
 		return
 	}
+	var tags []nearTag
+	if len(r.Entry.Tags) > 0 {
+		tags = make([]nearTag, len(r.Entry.Tags))
+		for i, tag := range r.Entry.Tags {
+			stamp := n.tagStamp(tag)
+			tags[i] = nearTag{stamp, stamp.Load()}
+		}
+		if n.tagChanges.Load() != t.tagChanges { // looked at last: see tagChanges
+			return
+		}
+	}
 	n.values.Set(key, nearValue{
-		value: value, epoch: t.epoch, stamp: n.stamp(key), asked: t.stamp, lives: lives, entry: r, at: t.at,
+		value: value, epoch: t.epoch, stamp: n.stamp(key), asked: t.stamp, tags: tags, lives: lives, entry: r, at: t.at,
 		size: uint32(min(len(r.Entry.Payload), math.MaxInt32)),
 	})
 }

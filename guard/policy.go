@@ -63,6 +63,11 @@ type Policy struct {
 	// and at least, Stale.
 	StaleIfError time.Duration
 
+	// Tags are carried by all values of the guard: see [Guard.DeleteTag]. A fetch may
+	// add others ([Fill.Tags]), and so may a Set. A value has at most 16, of 1 to 256
+	// bytes each. Default none.
+	Tags []string
+
 	// Jitter spreads the expiry of values that were fetched together: each is
 	// fresh for a random time between TTL*(1-Jitter) and TTL. From 0 to less
 	// than 1. Default 0.
@@ -236,6 +241,9 @@ func (p Policy) validate() error {
 		if d > cache.MaxTTL {
 			bad("%s is %v, can be at most %v", name, d, cache.MaxTTL)
 		}
+	}
+	if err := checkTags(p.Tags); err != nil {
+		bad("Tags: %w", err)
 	}
 	if err := p.Near.validate(); err != nil {
 		errs = append(errs, err)

@@ -22,6 +22,7 @@ type Stats struct {
 	Refreshes    uint64 // background flights begun, in this process
 	Unguarded    uint64 // fetches without a lease, as the store was away
 	FillsRefused uint64 // outcomes that could not be stored: their lease was gone, or the store full
+	Invalidated  uint64 // those of them that carry a tag which was deleted meanwhile
 	TooLarge     uint64 // values over Policy.MaxBytes
 	LeasesLost   uint64
 	Takeovers    uint64 // leases taken over from holders that died
@@ -58,7 +59,7 @@ func (g *Guard[V]) Stats() Stats {
 	s := Stats{
 		RedisHits: c.redisHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
 		Fetches: c.fetches.Load(), FetchErrors: c.fetchErrors.Load(), Refreshes: c.refreshes.Load(),
-		Unguarded: c.unguarded.Load(), FillsRefused: c.fillsRefused.Load(), TooLarge: c.tooLarge.Load(),
+		Unguarded: c.unguarded.Load(), FillsRefused: c.fillsRefused.Load(), Invalidated: c.invalidated.Load(), TooLarge: c.tooLarge.Load(),
 		LeasesLost: c.leasesLost.Load(), Takeovers: c.takeovers.Load(), Damaged: c.damaged.Load(),
 		Errors: ErrorStats{
 			NotFound: c.errNotFound.Load(), Fetch: c.errFetch.Load(), Remote: c.errRemote.Load(), Panic: c.errPanic.Load(),
@@ -103,12 +104,12 @@ func (fs *flights) list(background, hideKeys bool) []Flight {
 }
 
 type counters struct {
-	redisHits, stale, fetched, waited                      atomic.Uint64
-	fetches, fetchErrors, refreshes, unguarded             atomic.Uint64
-	fillsRefused, tooLarge, leasesLost, takeovers, damaged atomic.Uint64
-	errNotFound, errFetch, errRemote, errPanic             atomic.Uint64
-	errFetchTimeout, errWaitTimeout, errQuarantined        atomic.Uint64
-	errUnavailable, errClosed, errContext, errOther        atomic.Uint64
+	redisHits, stale, fetched, waited                                   atomic.Uint64
+	fetches, fetchErrors, refreshes, unguarded                          atomic.Uint64
+	fillsRefused, invalidated, tooLarge, leasesLost, takeovers, damaged atomic.Uint64
+	errNotFound, errFetch, errRemote, errPanic                          atomic.Uint64
+	errFetchTimeout, errWaitTimeout, errQuarantined                     atomic.Uint64
+	errUnavailable, errClosed, errContext, errOther                     atomic.Uint64
 }
 
 // event counts what is also told to an Observer.

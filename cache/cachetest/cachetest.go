@@ -48,6 +48,13 @@ type Backend struct {
 	// Plant stores bytes in place of a key's entry, without an expiry. Nil where
 	// that can't be done: the tests of it are then skipped.
 	Plant func(t *testing.T, key string, b []byte)
+
+	// ForgetTag removes all that is known of a tag, as an eviction would. RewindTags
+	// sets the clock of tags back to n, as a failover could. ForgetClock removes it.
+	// Nil where that can't be done: the tests of it are then skipped.
+	ForgetTag   func(t *testing.T, tag string)
+	RewindTags  func(t *testing.T, n uint64)
+	ForgetClock func(t *testing.T)
 }
 
 // Run tests the stores of h.
@@ -58,7 +65,7 @@ func Run(t *testing.T, h Harness) {
 	if h.Patience == 0 {
 		h.Patience = 10 * time.Second
 	}
-	for _, group := range [][]test{readTests, acquireTests, pauseTests, fillTests, renewTests, changeTests, deathTests, watchTests, followTests, keyTests, limitTests} {
+	for _, group := range [][]test{readTests, acquireTests, pauseTests, fillTests, renewTests, changeTests, deathTests, watchTests, followTests, tagTests, keyTests, limitTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				if h.Parallel {
@@ -71,6 +78,8 @@ func Run(t *testing.T, h Harness) {
 						t.Skip("this backend can't kill a process")
 					case c.needs == plant && b.Plant == nil:
 						t.Skip("this backend can't plant foreign bytes")
+					case c.needs == tagFaults && (b.ForgetTag == nil || b.RewindTags == nil || b.ForgetClock == nil):
+						t.Skip("this backend can't lose what it knows of tags")
 					}
 					c.run(&fixture{T: t, Backend: b, patience: h.Patience, ctx: context.Background()})
 				})
@@ -92,6 +101,7 @@ const (
 	nothing need = iota
 	kill
 	plant
+	tagFaults
 )
 
 // A fixture is one test's view of its backend.

@@ -12,16 +12,21 @@ type follower struct {
 	*cache.Feed
 	mu   sync.Mutex
 	keys map[string]int
+	tags map[string]int
 }
 
 // follows returns a feed of s that is live.
 func (f *fixture) follows(s cache.Store) *follower {
 	f.Helper()
-	w := &follower{keys: map[string]int{}}
-	w.Feed = s.Follow(func(key string) {
+	w := &follower{keys: map[string]int{}, tags: map[string]int{}}
+	w.Feed = s.Follow(func(what cache.Invalidation) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.keys[key]++
+		if what.Tag != "" {
+			w.tags[what.Tag]++
+		} else {
+			w.keys[what.Key]++
+		}
 	})
 	f.eventually("the feed is live", func() bool { return w.Epoch() != 0 })
 	return w
@@ -31,6 +36,12 @@ func (w *follower) heard(key string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.keys[key]
+}
+
+func (w *follower) heardOfTag(tag string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.tags[tag]
 }
 
 var followTests = []test{

@@ -9,5 +9,5 @@
 
 local n = redis.call('DEL', KEYS[1], KEYS[2])
 redis.pcall(ARGV[3], ARGV[1], ARGV[2])
-redis.pcall('PUBLISH', ARGV[4], ARGV[5])
+redis.pcall('PUBLISH', ARGV[4], 'k' .. ARGV[5])
 return n

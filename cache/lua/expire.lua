@@ -19,5 +19,5 @@ if type(head) == 'string' and #head == 32 and head:byte(17) == 1 then
 end
 redis.call('DEL', KEYS[2])
 redis.pcall(ARGV[3], ARGV[1], ARGV[2])
-redis.pcall('PUBLISH', ARGV[4], ARGV[5])
+redis.pcall('PUBLISH', ARGV[4], 'k' .. ARGV[5])
 return marked

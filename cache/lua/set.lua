@@ -11,5 +11,5 @@
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 redis.pcall(ARGV[6], ARGV[3], ARGV[4] .. (ARGV[5] == '1' and ARGV[1] or ''))
-redis.pcall('PUBLISH', ARGV[7], ARGV[8])
+redis.pcall('PUBLISH', ARGV[7], 'k' .. ARGV[8])
 return 1

@@ -1,4 +1,4 @@
-// Package hooks lets tests take single rules out of package guard, to show that
+// Package hooks lets tests take single rules out of the library, to show that
 // a check of what the rule is there for can fail. Nothing but tests sets them.
 package hooks
 
@@ -7,3 +7,7 @@ import "sync/atomic"
 // SharingRuleOff lets callers take a flight's outcome however late they came. It
 // is looked at only for a caller whom the rule would send round again.
 var SharingRuleOff atomic.Bool
+
+// TagCheckOff has a fill store what it brings even if a tag was deleted while it
+// was fetched, as if nobody had looked.
+var TagCheckOff atomic.Bool

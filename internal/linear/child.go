@@ -28,6 +28,7 @@ type Config struct {
 
 	// SharingRuleOff breaks the guard: see package hooks.
 	SharingRuleOff bool
+	TagCheckOff    bool
 }
 
 // opening is the first line a child reads; all others are Loads.
@@ -67,6 +68,7 @@ func runChild(in io.Reader, out io.Writer) error {
 		return err
 	}
 	hooks.SharingRuleOff.Store(o.SharingRuleOff)
+	hooks.TagCheckOff.Store(o.TagCheckOff)
 	opts := &redis.Options{
 		Addr: o.Addr,
 		// Near RedisTimeout, as cache.Options advises.
@@ -108,5 +110,12 @@ func (c *child) tell(o Op) {
 		os.Exit(1) // the parent is gone
 	}
 }
+
+// tagName is the tag that the values of a key carry, and of some of its
+// neighbours.
+func tagName(key uint32) string { return "t" + strconv.FormatUint(uint64(key/keysOfATag), 10) }
+
+// keysOfATag share a tag.
+const keysOfATag = 3
 
 func keyName(key uint32) string { return strconv.FormatUint(uint64(key), 10) }

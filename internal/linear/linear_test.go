@@ -51,6 +51,12 @@ var contended = linear.Load{
 	FetchFails: 0.05, Impatient: 0.05,
 }
 
+// withTags is contended, with keys that share tags by which they are deleted.
+func withTags(l linear.Load) linear.Load {
+	l.Deletes, l.TagDeletes = 0.04, 0.06
+	return l
+}
+
 func until(d time.Duration, l linear.Load) linear.Load {
 	l.Until = linear.Now() + int64(d)
 	return l
@@ -60,9 +66,12 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		policy guard.Policy
+		load   linear.Load
 	}{
-		{"fresh values only", shortLived},
-		{"stale while revalidate", withStale(shortLived)},
+		{"fresh values only", shortLived, contended},
+		{"stale while revalidate", withStale(shortLived), contended},
+		{"fresh values only, with tags", shortLived, withTags(contended)},
+		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			crew := linear.Run(t, 3, config(c.policy))
@@ -70,7 +79,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 			if full {
 				d = time.Minute
 			}
-			must(t, crew.Carry(deadline(t, d), until(d, contended)))
+			must(t, crew.Carry(deadline(t, d), until(d, c.load)))
 			check(t, crew.Take())
 		})
 	}
@@ -80,9 +89,11 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		policy guard.Policy
+		load   linear.Load
 	}{
-		{"fresh values only", shortLived},
-		{"stale while revalidate", withStale(shortLived)},
+		{"fresh values only", shortLived, contended},
+		{"stale while revalidate", withStale(shortLived), contended},
+		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := config(c.policy)
@@ -92,7 +103,7 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 			if full {
 				d = 2 * time.Minute
 			}
-			count, err := crew.CarryThroughFaults(deadline(t, d), until(d, contended))
+			count, err := crew.CarryThroughFaults(deadline(t, d), until(d, c.load))
 			must(t, err)
 			for _, name := range linear.Faults() {
 				if count[name] == 0 {
@@ -108,11 +119,24 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 // With the sharing rule taken out, callers get what a fetch from before a Delete
 // brings. A check that doesn't see that shows nothing.
 func TestWithoutTheSharingRuleAViolationIsFound(t *testing.T) {
-	const mostHistories = 200
 	cfg := config(shortLived)
 	cfg.SharingRuleOff = true
+	findViolation(t, cfg, contended)
+}
+
+// The same for tags: nobody looks whether one was deleted during the fetch.
+func TestWithoutTheCheckOfTagsAViolationIsFound(t *testing.T) {
+	cfg := config(shortLived)
+	cfg.TagCheckOff = true
+	load := withTags(contended)
+	load.Sets, load.Deletes = 0, 0
+	findViolation(t, cfg, load)
+}
+
+func findViolation(t *testing.T, cfg linear.Config, load linear.Load) {
+	t.Helper()
+	const mostHistories = 200
 	crew := linear.Run(t, 3, cfg)
-	load := contended
 	load.Era = 0
 	for checked, violations := 0, 0; checked < mostHistories; load.First += load.Keys {
 		must(t, crew.Carry(deadline(t, time.Second), until(time.Second, load)))
@@ -182,8 +206,8 @@ func checkDirectly(t *testing.T, key uint32, history []linear.Op) int {
 
 // stats are what histories are made of.
 type stats struct {
-	gets, sets, deletes, failed, lostChanges int
-	bySource                                 map[guard.Source]int
+	gets, sets, deletes, tagDeletes, failed, lostChanges int
+	bySource                                             map[guard.Source]int
 }
 
 func (s *stats) add(history []linear.Op) {
@@ -200,6 +224,8 @@ func (s *stats) add(history []linear.Op) {
 			s.sets++
 		case o.Kind == linear.Delete:
 			s.deletes++
+		case o.Kind == linear.DeleteTag:
+			s.tagDeletes++
 		default:
 			s.gets++
 			s.bySource[o.Source]++
@@ -208,13 +234,13 @@ func (s *stats) add(history []linear.Op) {
 }
 
 func (s stats) String() string {
-	return fmt.Sprintf("%d Gets %v, %d Sets, %d Deletes, %d Gets without a value, %d changes that may or may not have been made",
-		s.gets, s.bySource, s.sets, s.deletes, s.failed, s.lostChanges)
+	return fmt.Sprintf("%d Gets %v, %d Sets, %d Deletes, %d DeleteTags, %d Gets without a value, %d changes that may or may not have been made",
+		s.gets, s.bySource, s.sets, s.deletes, s.tagDeletes, s.failed, s.lostChanges)
 }
 
 func (s stats) mustSaySomething(t *testing.T, deletes int) {
 	t.Helper()
-	if s.gets < 1000 || s.deletes < deletes || s.bySource[guard.Waited] == 0 || s.bySource[guard.Fetched] == 0 || s.bySource[guard.FromRedis] == 0 {
+	if s.gets < 1000 || s.deletes+s.tagDeletes < deletes || s.bySource[guard.Waited] == 0 || s.bySource[guard.Fetched] == 0 || s.bySource[guard.FromRedis] == 0 {
 		t.Errorf("too little happened to show anything: %v", s)
 	}
 }
@@ -247,6 +273,8 @@ func describe(history []linear.Op) string {
 			b.WriteString("Set")
 		case linear.Delete:
 			b.WriteString("Delete")
+		case linear.DeleteTag:
+			b.WriteString("DeleteTag")
 		}
 		if o.Failed {
 			b.WriteString(", failed")

@@ -29,6 +29,7 @@ type Load struct {
 	Era         time.Duration
 
 	Sets, Deletes float64       // of a worker's calls; the rest are Gets
+	TagDeletes    float64       // and so many are DeleteTags; 0: values carry no tags
 	DeleteEvery   time.Duration // one more worker deletes at this rate; 0: none
 
 	FetchMin, FetchMax time.Duration
@@ -125,6 +126,8 @@ func (w *worker) call() {
 		w.set(key)
 	case p < w.load.Sets+w.load.Deletes:
 		w.delete(key)
+	case p < w.load.Sets+w.load.Deletes+w.load.TagDeletes:
+		w.deleteTag(key)
 	default:
 		w.get(key)
 	}
@@ -133,7 +136,7 @@ func (w *worker) call() {
 func (w *worker) set(key uint32) {
 	o := Op{Kind: Set, Key: key, Call: Now()}
 	o.Value = Value{Set: true, At: o.Call, ID: rand.Uint64()}
-	err := w.guard.Set(context.Background(), keyName(key), o.Value.String())
+	err := w.guard.Set(context.Background(), keyName(key), o.Value.String(), w.tags(key)...)
 	o.Return, o.Failed = Now(), err != nil
 	w.tell(o)
 }
@@ -145,6 +148,24 @@ func (w *worker) delete(key uint32) {
 	w.tell(o)
 }
 
+// deleteTag deletes the tag of a key, and tells of it for each key that has it.
+func (w *worker) deleteTag(key uint32) {
+	o := Op{Kind: DeleteTag, Call: Now()}
+	err := w.guard.DeleteTag(context.Background(), tagName(key))
+	o.Return, o.Failed = Now(), err != nil
+	for o.Key = key / keysOfATag * keysOfATag; tagName(o.Key) == tagName(key); o.Key++ {
+		w.tell(o)
+	}
+}
+
+// tags are what the values of a key carry.
+func (w *worker) tags(key uint32) []string {
+	if w.load.TagDeletes == 0 {
+		return nil
+	}
+	return []string{tagName(key)}
+}
+
 func (w *worker) get(key uint32) {
 	ctx := context.Background()
 	if rand.Float64() < w.load.Impatient {
@@ -153,7 +174,7 @@ func (w *worker) get(key uint32) {
 		defer cancel()
 	}
 	o := Op{Kind: Get, Key: key, Call: Now()}
-	res, err := w.guard.Load(ctx, keyName(key), w.fetch)
+	res, err := w.guard.Load(ctx, keyName(key), w.fetchOf(key))
 	o.Return, o.Failed, o.Source = Now(), err != nil, res.Source
 	if err != nil && w.load.Calm {
 		fmt.Fprintf(os.Stderr, "linear: Get of %d failed after %v: %v\n", key, time.Duration(o.Return-o.Call), err)
@@ -167,6 +188,13 @@ func (w *worker) get(key uint32) {
 }
 
 var errFetch = errors.New("the fetch failed")
+
+func (w *worker) fetchOf(key uint32) func(context.Context, *guard.Fill[string]) (string, error) {
+	return func(ctx context.Context, f *guard.Fill[string]) (string, error) {
+		f.Tags = w.tags(key)
+		return w.fetch(ctx, f)
+	}
+}
 
 func (w *worker) fetch(ctx context.Context, f *guard.Fill[string]) (string, error) {
 	v := Value{At: Now(), ID: rand.Uint64()}

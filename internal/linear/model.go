@@ -14,6 +14,8 @@ import (
 //	start f   a fetch starts: its value is added
 //	Delete    the set is emptied
 //	Set v     the set is {v}
+//	DeleteTag what was started, or set by a Set that had returned, before it was
+//	          called is taken out of the set
 //	Get -> x  x must be in the set, which does not change
 //
 // A history is linearizable to it if each operation can be given a point between
@@ -31,6 +33,13 @@ import (
 // after the start of the fetch, before which the Get was called. Between a
 // fetch's start and the end of its value in Redis there is no Delete and no Set,
 // or the fill would have been refused.
+//
+// A DeleteTag is carried out in two steps, first the clock and then the records of
+// the tags. What is fetched in between is new, and kept, though the old is still
+// got until the second step: so it is no Delete with one point, which would take
+// away both. It has the point of its second step for what began before its call.
+// That it keeps all the rest allows more than the protocol does, and no less than
+// P3 forbids.
 //
 // A fetch is an operation of its own, with a point and no length, as the process
 // that runs it notes the instant in the value. So "started before that Delete"
@@ -61,6 +70,7 @@ type input struct {
 	kind Kind
 	n    int  // start: the fetch, Set: the Set; both counted per key, Sets from 1
 	set  bool // Get: n is a Set
+	sets int  // DeleteTag: so many Sets had returned; n: so many fetches had started
 }
 
 const start Kind = 50
@@ -82,6 +92,12 @@ func step(s state, in input) (bool, state) {
 		return true, state{s.to, s.to, in.n}
 	case Delete:
 		return true, state{s.to, s.to, 0}
+	case DeleteTag:
+		s.from = max(s.from, in.n)
+		if s.set <= in.sets {
+			s.set = 0
+		}
+		return true, s
 	}
 	if in.set {
 		return s.set == in.n, s
@@ -105,7 +121,8 @@ func operations(history []Op) []porcupine.Operation {
 	}
 	number := map[Value]int{}
 	sets := 0
-	for _, o := range history {
+	var setReturns, starts []int64        // each in order
+	for _, o := range byReturn(history) { // so Sets are numbered as they return
 		switch {
 		case o.Failed:
 		case o.Kind == Delete:
@@ -113,6 +130,7 @@ func operations(history []Op) []porcupine.Operation {
 		case o.Kind == Set:
 			sets++
 			number[o.Value] = sets
+			setReturns = append(setReturns, o.Return)
 			add(input{kind: Set, n: sets}, o.Call, o.Return)
 		}
 	}
@@ -121,6 +139,7 @@ func operations(history []Op) []porcupine.Operation {
 		switch {
 		case !v.Set:
 			number[v] = fetches
+			starts = append(starts, v.At)
 			add(input{kind: start, n: fetches}, v.At, v.At)
 			fetches++
 		case number[v] == 0: // a Set whose answer was lost
@@ -130,11 +149,21 @@ func operations(history []Op) []porcupine.Operation {
 		}
 	}
 	for _, o := range history {
+		if o.Kind == DeleteTag && !o.Failed {
+			in := input{kind: DeleteTag}
+			in.n, _ = slices.BinarySearch(starts, o.Call)
+			in.sets, _ = slices.BinarySearch(setReturns, o.Call)
+			add(in, o.Call, o.Return)
+		}
 		if o.Kind == Get && !o.Failed {
 			add(input{kind: Get, n: number[o.Value], set: o.Value.Set}, o.Call, o.Return)
 		}
 	}
 	return ops
+}
+
+func byReturn(history []Op) []Op {
+	return slices.SortedStableFunc(slices.Values(history), func(a, b Op) int { return cmp.Compare(a.Return, b.Return) })
 }
 
 func inOrder(values map[Value]bool) []Value {

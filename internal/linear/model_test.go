@@ -25,6 +25,10 @@ func set(call, ret int64) linear.Op {
 
 func del(call, ret int64) linear.Op { return linear.Op{Kind: linear.Delete, Call: call, Return: ret} }
 
+func delTag(call, ret int64) linear.Op {
+	return linear.Op{Kind: linear.DeleteTag, Call: call, Return: ret}
+}
+
 func failed(o linear.Op) linear.Op {
 	o.Failed = true
 	return o
@@ -47,6 +51,17 @@ func TestModelTellsHistories(t *testing.T) {
 		{"got while a Delete runs", history{del(40, 100), get(60, 70, fetched(20)), get(80, 90, fetched(20))}, true, false},
 		{"a fetch that started while a Delete ran", history{del(40, 100), get(110, 120, fetched(50))}, true, false},
 		{"after a Delete whose answer was lost", history{failed(del(40, 50)), get(60, 70, fetched(20))}, true, false},
+		{"got after a DeleteTag", history{get(10, 30, fetched(20)), delTag(40, 50), get(60, 70, fetched(20))}, false, true},
+		{"a fetch from before a DeleteTag, first seen after it", history{delTag(40, 50), get(60, 70, fetched(20))}, false, true},
+		{"a fetch that started while a DeleteTag ran, beside an older value", history{
+			delTag(40, 100), get(60, 70, fetched(20)), get(110, 120, fetched(50)),
+		}, true, false},
+		{"an older value comes back while a DeleteTag runs", history{
+			delTag(40, 100), get(60, 70, fetched(20)), get(110, 120, fetched(20)),
+		}, false, true},
+		{"a Set from before a DeleteTag", history{set(10, 20), delTag(30, 40), get(50, 60, wasSet(10))}, false, true},
+		{"a Set beside a DeleteTag", history{set(10, 35), delTag(30, 40), get(50, 60, wasSet(10))}, true, false},
+		{"what a Set replaced, after a DeleteTag beside it", history{set(10, 35), delTag(30, 40), get(50, 60, fetched(5))}, false, true},
 		{"a Set's value is got", history{set(10, 20), get(30, 40, wasSet(10))}, true, false},
 		{"what a Set replaced", history{set(30, 40), get(50, 60, fetched(20))}, false, true},
 		{"a fetch after a Set", history{set(10, 20), get(40, 60, fetched(50)), get(70, 80, wasSet(10))}, true, false},
@@ -98,9 +113,12 @@ func TestReducedAndWholeHistoriesAreAlike(t *testing.T) {
 		}
 		for range r.IntN(6) {
 			o := set(r.Int64N(100), 0)
-			if r.IntN(2) == 0 {
+			switch r.IntN(4) {
+			case 0:
 				o = del(o.Call, 0)
-			} else {
+			case 1:
+				o = delTag(o.Call, 0)
+			default:
 				values = append(values, o.Value)
 			}
 			o.Return = o.Call + r.Int64N(30)

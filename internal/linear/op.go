@@ -15,6 +15,8 @@ const (
 	Get Kind = iota + 1
 	Set
 	Delete
+	// DeleteTag is a Delete of each key whose values carry the tag; see the model.
+	DeleteTag
 )
 
 // An Op is one call of a guard, as the process saw it that made it. Instants are

@@ -1,0 +1,270 @@
+package cache
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/hooks"
+)
+
+// DeleteTag implements [Store].
+func (s *Redis) DeleteTag(ctx context.Context, tags ...string) error {
+	return s.changeTags(ctx, "delete tag", "d", tags)
+}
+
+// ExpireTag implements [Store].
+func (s *Redis) ExpireTag(ctx context.Context, tags ...string) error {
+	return s.changeTags(ctx, "expire tag", "x", tags)
+}
+
+// changeTags advances the clock, and then marks the records of the tags: an
+// entry whose fetch has started by now has a stamp below that.
+func (s *Redis) changeTags(ctx context.Context, op, field string, tags []string) error {
+	if s.closing.Load() {
+		return ErrClosed
+	}
+	if err := checkTagSizes(tags); err != nil {
+		return fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	if tags = distinct(tags); len(tags) == 0 {
+		return nil
+	}
+	now, err := s.advanceClock(ctx, 1, Stamp{})
+	if err != nil {
+		return err
+	}
+	calls := make([]scriptCall, len(tags))
+	for i, t := range tags {
+		calls[i] = scriptCall{
+			[]string{s.keys.tag(t)},
+			[]any{now.Epoch[:], now.N, field, tagWindow.Milliseconds(), s.keys.invalidations(), tagChanged + t},
+		}
+	}
+	var errs []error
+	highest := now
+	for i, a := range s.runAll(ctx, op, tagScript, calls) {
+		if a.err != nil {
+			errs = append(errs, fmt.Errorf("%q: %w", tags[i], s.orLater(op, a.err)))
+			continue
+		}
+		mark, _ := a.reply.(int64)
+		highest.N = max(highest.N, uint64(max(mark, 0)))
+	}
+	if highest.N > now.N {
+		s.raiseClock(ctx, highest)
+	}
+	return errors.Join(errs...)
+}
+
+// advanceClock moves the clock of tags by as much, after raising it to at least
+// the given stamp if that is of its epoch.
+func (s *Redis) advanceClock(ctx context.Context, by int, least Stamp) (Stamp, error) {
+	taken := time.Now()
+	var epoch Epoch
+	rand.Read(epoch[:])
+	var of []byte
+	if least != (Stamp{}) {
+		of = least.Epoch[:]
+	}
+	answers := s.runAll(ctx, "clock", clockScript, []scriptCall{{[]string{s.keys.clock()}, []any{epoch[:], by, least.N, of}}})
+	if err := answers[0].err; err != nil {
+		return Stamp{}, err
+	}
+	r := replies{reply: answers[0].reply}
+	text, n := r.text(0), r.number(1)
+	if r.err != nil || len(text) != len(epoch) {
+		return Stamp{}, fmt.Errorf("%w: the clock of tags can't be read", ErrRefused)
+	}
+	return Stamp{Epoch: Epoch([]byte(text)), N: uint64(max(n, 0)), taken: taken}, nil
+}
+
+// raiseClock is for a clock that has gone back, in a failover: what is fetched
+// next would be refused, as older than a deletion that it comes after. If it
+// fails the next one who meets it tries again.
+func (s *Redis) raiseClock(ctx context.Context, least Stamp) {
+	_, _ = s.advanceClock(ctx, 0, least)
+}
+
+// tie notes with each of the entry's tags that the entry is about to be stored.
+// It returns ErrInvalidated if one was deleted since the entry's stamp, and
+// marks the entry as expired if one was expired.
+func (s *Redis) tie(ctx context.Context, e *Entry) error {
+	if time.Since(e.Stamp.taken) > tagWindow {
+		return fmt.Errorf("%w, for all that is known: it was fetched for longer than %v", ErrInvalidated, tagWindow)
+	}
+	foreign, err := s.tieOnce(ctx, e, false)
+	if err != nil || !foreign {
+		return err
+	}
+	// A record is of another epoch: either there is a new clock, or the stamp is
+	// of an old one.
+	now, err := s.Stamp(ctx)
+	if err != nil {
+		return err
+	}
+	if now.Epoch != e.Stamp.Epoch {
+		return ErrInvalidated
+	}
+	_, err = s.tieOnce(ctx, e, true)
+	return err
+}
+
+func (s *Redis) tieOnce(ctx context.Context, e *Entry, force bool) (foreign bool, err error) {
+	whatever := 0
+	if force {
+		whatever = 1
+	}
+	calls := make([]scriptCall, len(e.Tags))
+	for i, t := range e.Tags {
+		calls[i] = scriptCall{
+			[]string{s.keys.tag(t)},
+			[]any{e.Stamp.Epoch[:], e.Stamp.N, (e.TTL + tagSlack).Milliseconds(), whatever},
+		}
+	}
+	var deleted, expired int64
+	for _, a := range s.runAll(ctx, "tie", tieScript, calls) {
+		if a.err != nil {
+			return false, a.err
+		}
+		r := replies{reply: a.reply}
+		d, x := r.number(0), r.number(1)
+		if r.err != nil {
+			return false, fmt.Errorf("%w: tie: %w", ErrRefused, r.err)
+		}
+		foreign = foreign || d < 0
+		deleted, expired = max(deleted, d), max(expired, x)
+	}
+	last := Stamp{Epoch: e.Stamp.Epoch, N: uint64(max(deleted, expired))}
+	if last.N > e.Stamp.N {
+		s.raiseClock(ctx, last)
+	}
+	if uint64(deleted) > e.Stamp.N && !hooks.TagCheckOff.Load() {
+		return foreign, ErrInvalidated
+	}
+	if uint64(expired) > e.Stamp.N {
+		e.Flags |= FlagExpired
+	}
+	return foreign, nil
+}
+
+// stampAndTie is for an entry that no fetch brought: it is as of now. If its
+// tags are deleted time and again meanwhile it may be stored as it is: readers
+// find out that it is invalid.
+func (s *Redis) stampAndTie(ctx context.Context, e *Entry) error {
+	const tries = 3
+	for range tries {
+		var err error
+		if e.Stamp, err = s.Stamp(ctx); err != nil {
+			return err
+		}
+		e.Flags &^= FlagExpired
+		if err = s.tie(ctx, e); !errors.Is(err, ErrInvalidated) {
+			return err
+		}
+	}
+	return nil
+}
+
+// storableTags reports why an entry can't be stored with its tags, if so.
+func storableTags(e *Entry) error {
+	err := CheckTags(e.Tags)
+	if err == nil && e.Kind == Bypass && len(e.Tags) > 0 {
+		err = errors.New("cache: a bypass carries no tags")
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	return nil
+}
+
+// A scriptCall is one run of a script, on keys of one slot.
+type scriptCall struct {
+	keys []string
+	args []any
+}
+
+type scriptAnswer struct {
+	reply any
+	err   error
+}
+
+// runAll runs a script for each call, those of one node in a pipeline and the
+// nodes side by side. It returns when all have been answered or given up.
+func (s *Redis) runAll(ctx context.Context, op string, sc *script, calls []scriptCall) []scriptAnswer {
+	answers := make([]scriptAnswer, len(calls))
+	groups := map[*node][]int{}
+	for i, c := range calls {
+		n, err := s.topo.node(c.keys[0])
+		if err != nil {
+			answers[i].err = err
+			continue
+		}
+		groups[n] = append(groups[n], i)
+	}
+	done := make(chan struct{}, len(groups))
+	for n, group := range groups {
+		run := func() {
+			defer func() { done <- struct{}{} }()
+			part := make([]scriptCall, len(group))
+			for i, at := range group {
+				part[i] = calls[at]
+			}
+			for i, a := range s.runOn(ctx, n, op, sc, part) {
+				answers[group[i]] = a
+			}
+		}
+		if len(groups) == 1 {
+			run()
+		} else {
+			go run() // ends with do, which is bounded
+		}
+	}
+	for range groups {
+		<-done
+	}
+	return answers
+}
+
+// runOn is runAll on one node.
+func (s *Redis) runOn(ctx context.Context, n *node, op string, sc *script, calls []scriptCall) []scriptAnswer {
+	answered := make(chan []scriptAnswer, 1)
+	err := s.do(ctx, n, op, func(ctx context.Context) error {
+		answers := make([]scriptAnswer, len(calls))
+		cmds := make([]once, len(calls))
+		_, _ = s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i, c := range calls {
+				cmds[i] = sc.evalsha(ctx, c.keys, c.args)
+				_ = p.Process(ctx, cmds[i])
+			}
+			return nil
+		})
+		var failed error
+		for i, cmd := range cmds {
+			reply, err := cmd.Result()
+			if redis.HasErrorPrefix(err, "NOSCRIPT") {
+				reply, err = sc.run(ctx, s.client, calls[i].keys, calls[i].args...)
+			}
+			answers[i] = scriptAnswer{reply, classify(op, err)}
+			if err != nil {
+				failed = err
+			}
+		}
+		answered <- answers
+		return failed
+	})
+	select {
+	case answers := <-answered:
+		return answers
+	default:
+	}
+	answers := make([]scriptAnswer, len(calls))
+	for i := range answers {
+		answers[i].err = err
+	}
+	return answers
+}

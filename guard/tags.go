@@ -1,0 +1,148 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+const (
+	maxTags    = cache.MaxTags
+	maxTagSize = 256 // with the guard's name and a colon in front it fits in cache.MaxTagSize
+)
+
+// checkTags reports why a value can't carry the tags, if so.
+func checkTags(tags []string) error {
+	if n := len(distinct(tags)); n > maxTags {
+		return fmt.Errorf("%d tags, at most %d are allowed", n, maxTags)
+	}
+	return checkTagSizes(tags)
+}
+
+func checkTagSizes(tags []string) error {
+	for i, t := range tags {
+		if len(t) == 0 || len(t) > maxTagSize {
+			return fmt.Errorf("tag %d of %d has %d bytes, must have 1 to %d", i+1, len(tags), len(t), maxTagSize)
+		}
+	}
+	return nil
+}
+
+// distinct returns the tags without repetitions, in their order.
+func distinct(tags []string) []string {
+	var out []string
+	for i, t := range tags {
+		if !slices.Contains(tags[:i], t) {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// storeTags are tags as the store knows them.
+func (e *engine) storeTags(tags []string) []string {
+	out := distinct(tags)
+	for i, t := range out {
+		out[i] = e.storeKey(t)
+	}
+	return out
+}
+
+// DeleteTag removes all values that carry one of the tags, at a cost that
+// doesn't depend on how many they are: a Get that starts after DeleteTag returned
+// does not return a value that carries one and whose fetch started before. A fetch
+// under way is not ended, but what it brings is not stored if it carries one. No
+// tags are no error. Tags are the guard's own: those of a guard of another name are
+// others.
+//
+// Errors as of Delete. One that is about some of the tags names them; the others
+// are done.
+func (g *Guard[V]) DeleteTag(ctx context.Context, tags ...string) error {
+	return g.changeTags(ctx, "DeleteTag", tags, g.engine.store.DeleteTag)
+}
+
+// ExpireTag marks all values stale that carry one of the tags, as Expire does
+// with the value of a key, and as DeleteTag deletes them. What a fetch under way
+// brings is stored, and stale, if it carries one. Errors as of DeleteTag.
+func (g *Guard[V]) ExpireTag(ctx context.Context, tags ...string) error {
+	return g.changeTags(ctx, "ExpireTag", tags, g.engine.store.ExpireTag)
+}
+
+func (g *Guard[V]) changeTags(ctx context.Context, op string, tags []string, do func(context.Context, ...string) error) error {
+	if err := checkTagSizes(tags); err != nil {
+		return fmt.Errorf("guard: %s: %w", op, err)
+	}
+	if len(tags) == 0 {
+		return nil
+	}
+	stored := g.engine.storeTags(tags)
+	return g.change(ctx, func() error { return do(ctx, stored...) }, func(n *near) {
+		for _, t := range stored {
+			n.forgetTag(t)
+		}
+	})
+}
+
+// A stamping is a reading of the clock of tags, under way or done.
+type stamping struct {
+	done  chan struct{}
+	stamp cache.Stamp
+	err   error
+}
+
+// mayCarryTags reports whether what the flight fetches may carry tags: what is
+// sure not to needs no stamp.
+func (p *pursuit) mayCarryTags() bool {
+	return len(p.policy.Tags) > 0 || p.call.tags || p.known != nil && len(p.known.Entry.Tags) > 0
+}
+
+// beginStamp reads the clock beside the first acquire. Later ones are of flights
+// that wait, most of which will never fetch.
+func (p *pursuit) beginStamp() {
+	first := !p.asked
+	p.asked = true
+	if !first || !p.mayCarryTags() {
+		return
+	}
+	s := &stamping{done: make(chan struct{})}
+	p.stamping = s
+	p.fs.wg.Go(func() {
+		defer close(s.done)
+		s.stamp, s.err = p.store.Stamp(p.ctx)
+	})
+}
+
+// stamp is a stamp from before the fetch that is about to start. The one that was
+// read beside the first acquire will do if that was granted; a flight that has
+// waited reads another, or what was deleted meanwhile would spoil its fetch.
+func (p *pursuit) stamp() (cache.Stamp, error) {
+	if !p.mayCarryTags() {
+		return cache.Stamp{}, nil
+	}
+	if p.stamping == nil || p.watch != nil {
+		return p.store.Stamp(p.ctx)
+	}
+	<-p.stamping.done // bounded by the store
+	return p.stamping.stamp, p.stamping.err
+}
+
+// recheck reads the last value anew if it carries tags: one may have been deleted
+// since, and neither would the lease tell nor may the fetch be given it. As the
+// stamp is older than this, what is deleted later is found out by the fill.
+func (p *pursuit) recheck() {
+	if p.known == nil || len(p.known.Entry.Tags) == 0 {
+		return
+	}
+	r, err := p.store.Read(p.ctx, p.storeKey(p.call.key))
+	if err != nil {
+		r = nil
+	}
+	p.known = r
+}
+
+// errNoStamp: what was fetched can't be stored with its tags, as nobody knows
+// what was deleted before it.
+var errNoStamp = errors.New("guard: the clock of tags could not be read before the fetch")
