@@ -20,7 +20,8 @@ type Options struct {
 	Namespace string
 
 	// RedisTimeout bounds every call to Redis, whatever the client's own
-	// timeouts and retries are: at least 1 ms. Default 250 ms.
+	// timeouts and retries are: at least 1 ms. Default 250 ms. A call for many keys
+	// (ReadMany, AcquireMany, ReturnMany) has it once for each 250 of them.
 	//
 	// The client is still at work on a call that was given up, until its own
 	// timeouts end it; a client with ReadTimeout and DialTimeout near this value
@@ -91,6 +92,8 @@ type Redis struct {
 	minter *Minter
 	topo   topology
 	ledger *ledger
+	ages   ages
+	noMGET atomic.Bool // it is refused: ReadMany does without
 
 	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
 	liveness atomic.Bool // are holders watched
