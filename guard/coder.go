@@ -63,23 +63,26 @@ func (e *engine) encode(value any) (payload []byte, err error) {
 
 // unpack returns the value of a reading, decoded once for all who share it.
 func (e *engine) unpack(r *cache.Reading) (any, error) {
-	return r.Memo(func(r *cache.Reading) (value any, err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, p)
-			}
-		}()
-		payload := r.Entry.Payload
-		if r.Entry.Codec != e.codec.ID() {
-			return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, e.codec.ID())
+	return r.Memo(e.decode)
+}
+
+// decode is unpack for a reading that nobody shares.
+func (e *engine) decode(r *cache.Reading) (value any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, p)
 		}
-		if r.Entry.Flags&cache.FlagCompressed != 0 {
-			if payload, err = cache.Decompress(payload, e.policy.MaxBytes); err != nil {
-				return nil, err
-			}
+	}()
+	payload := r.Entry.Payload
+	if r.Entry.Codec != e.codec.ID() {
+		return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, e.codec.ID())
+	}
+	if r.Entry.Flags&cache.FlagCompressed != 0 {
+		if payload, err = cache.Decompress(payload, e.policy.MaxBytes); err != nil {
+			return nil, err
 		}
-		return e.coder.decode(payload)
-	})
+	}
+	return e.coder.decode(payload)
 }
 
 // about names a key in an error, which may end up in an event.
