@@ -222,8 +222,7 @@ func (s keyspace) entries(keys []string) []string {
 		size += len(s.namespace) + len(":{%}") + min(len(k), maxKeyInName)
 	}
 	b.Grow(size)
-	ends := make([]int, len(keys))
-	for i, k := range keys {
+	for _, k := range keys {
 		if plain(k) {
 			b.WriteString(s.namespace)
 			b.WriteString(":{")
@@ -232,12 +231,14 @@ func (s keyspace) entries(keys []string) []string {
 		} else {
 			b.WriteString(s.entry(k))
 		}
-		ends[i] = b.Len()
 	}
-	names, all, start := make([]string, len(keys)), b.String(), 0
-	for i, end := range ends {
-		names[i] = all[start:end]
-		start = end
+	names, all := make([]string, len(keys)), b.String()
+	for i, k := range keys {
+		n := len(s.namespace) + len(":{}") + len(k)
+		if !plain(k) {
+			n = len(s.entry(k))
+		}
+		names[i], all = all[:n], all[n:]
 	}
 	return names
 }

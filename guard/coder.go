@@ -2,7 +2,9 @@ package guard
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"unsafe"
 
 	"github.com/stampedeguard/stampede/cache"
 )
@@ -12,6 +14,8 @@ import (
 type coder interface {
 	encode(value any) (payload []byte, err error)
 	decode(payload []byte) (any, error)
+	// adopt is decode for a payload that nobody else has.
+	adopt(payload []byte) (any, error)
 }
 
 type coderOf[V any] struct{ codec cache.Codec }
@@ -30,6 +34,21 @@ func (c coderOf[V]) decode(payload []byte) (any, error) {
 		return nil, err
 	}
 	return v, nil
+}
+
+func (c coderOf[V]) adopt(payload []byte) (any, error) {
+	if _, raw := c.codec.(cache.Raw); raw {
+		v := new(V)
+		switch v := any(v).(type) {
+		case *string:
+			*v = unsafe.String(unsafe.SliceData(payload), len(payload))
+			return v, nil
+		case *[]byte:
+			*v = slices.Clip(payload)
+			return v, nil
+		}
+	}
+	return c.decode(payload)
 }
 
 // pack makes the entry of a value.
@@ -63,11 +82,13 @@ func (e *engine) encode(value any) (payload []byte, err error) {
 
 // unpack returns the value of a reading, decoded once for all who share it.
 func (e *engine) unpack(r *cache.Reading) (any, error) {
-	return r.Memo(e.decode)
+	return r.Memo(func(r *cache.Reading) (any, error) { return e.decode(r, e.coder.decode) })
 }
 
-// decode is unpack for a reading that nobody shares.
-func (e *engine) decode(r *cache.Reading) (value any, err error) {
+// unpackOwn is unpack for a reading that nobody else has, nor will have.
+func (e *engine) unpackOwn(r *cache.Reading) (any, error) { return e.decode(r, e.coder.adopt) }
+
+func (e *engine) decode(r *cache.Reading, decode func([]byte) (any, error)) (value any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, p)
@@ -82,7 +103,7 @@ func (e *engine) decode(r *cache.Reading) (value any, err error) {
 			return nil, err
 		}
 	}
-	return e.coder.decode(payload)
+	return decode(payload)
 }
 
 // about names a key in an error, which may end up in an event.
