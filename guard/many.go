@@ -281,7 +281,12 @@ func (m *many) readUnread(ws []*wanted) {
 
 // goRound brings all keys on by one round, and returns those that need another.
 func (m *many) goRound(ws []*wanted) (left []*wanted) {
-	m.share(&m.flights, which(ws, fetch), m.waited, m.soft)
+	if ws := m.notWithin(which(ws, fetch)); len(ws) > 0 {
+		if m.num == 0 {
+			m.num = m.tick()
+		}
+		m.share(&m.flights, ws, m.num, m.waited, m.soft)
+	}
 	m.shareLocally(which(ws, fetchLocal))
 	m.alone(which(ws, fetchAlone))
 	return which(ws, fetch)
@@ -312,18 +317,7 @@ func (m *many) notWithin(ws []*wanted) (others []*wanted) {
 
 // share waits for the flights of the keys among fs, as the first caller of those
 // that have none: of those it makes a batch.
-func (m *many) share(fs *flights, ws []*wanted, waited, soft *patience) {
-	ws = m.notWithin(ws)
-	if len(ws) == 0 {
-		return
-	}
-	if m.num == 0 {
-		m.num = m.tick()
-	}
-	num := m.num
-	if fs == &m.locals {
-		num = m.tick()
-	}
+func (m *many) share(fs *flights, ws []*wanted, num uint64, waited, soft *patience) {
 	b := m.newBatch(fs, m.ctx, m.fetch)
 	for _, w := range ws {
 		w.f, w.result, w.m = b.join(w.call, num, w.rd)
@@ -398,9 +392,9 @@ func unread(ws []*wanted) (some []*wanted) {
 
 // shareLocally is engine.shareLocally for many.
 func (m *many) shareLocally(ws []*wanted) {
-	for len(ws) > 0 {
-		m.share(&m.locals, ws, m.waited, &patience{off: true})
-		ws = which(ws, fetch)
+	ws = m.notWithin(ws)
+	for num := m.tick(); len(ws) > 0; ws = which(ws, fetch) {
+		m.share(&m.locals, ws, num, m.waited, &patience{off: true})
 	}
 }
 
