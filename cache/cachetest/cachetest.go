@@ -58,7 +58,7 @@ func Run(t *testing.T, h Harness) {
 	if h.Patience == 0 {
 		h.Patience = 10 * time.Second
 	}
-	for _, group := range [][]test{readTests, acquireTests, pauseTests, fillTests, renewTests, changeTests, deathTests, watchTests, followTests, keyTests, limitTests} {
+	for _, group := range [][]test{readTests, acquireTests, pauseTests, fillTests, renewTests, changeTests, deathTests, watchTests, followTests, keyTests, limitTests, manyTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				if h.Parallel {
