@@ -49,6 +49,7 @@ var contended = linear.Load{
 	Sets: 0.04, Deletes: 0.08,
 	FetchMin: time.Millisecond, FetchMax: 20 * time.Millisecond,
 	FetchFails: 0.05, Impatient: 0.05,
+	Batches: 0.3,
 }
 
 func until(d time.Duration, l linear.Load) linear.Load {
@@ -108,12 +109,18 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 // With the sharing rule taken out, callers get what a fetch from before a Delete
 // brings. A check that doesn't see that shows nothing.
 func TestWithoutTheSharingRuleAViolationIsFound(t *testing.T) {
+	t.Run("one key at a time", func(t *testing.T) { findsAViolation(t, 0) })
+	t.Run("batches", func(t *testing.T) { findsAViolation(t, 1) })
+}
+
+func findsAViolation(t *testing.T, batches float64) {
 	const mostHistories = 200
 	cfg := config(shortLived)
 	cfg.SharingRuleOff = true
 	crew := linear.Run(t, 3, cfg)
 	load := contended
 	load.Era = 0
+	load.Batches = batches
 	for checked, violations := 0, 0; checked < mostHistories; load.First += load.Keys {
 		must(t, crew.Carry(deadline(t, time.Second), until(time.Second, load)))
 		histories := crew.Take()
@@ -168,6 +175,9 @@ func check(t *testing.T, histories map[uint32][]linear.Op) {
 	t.Logf("%d histories: %v; checked in %v, the longest search took %v",
 		len(histories), s, time.Since(began).Round(time.Millisecond), longest.Round(time.Microsecond))
 	s.mustSaySomething(t, 100)
+	if s.bySource[linear.FromBatch] < 1000 {
+		t.Errorf("too little was got by batches: %v", s)
+	}
 }
 
 // checkDirectly answers how many Gets of a key break P3, and shows the first.
@@ -242,7 +252,11 @@ func describe(history []linear.Op) string {
 		}
 		switch o.Kind {
 		case linear.Get:
-			fmt.Fprintf(&b, "Get (%s), %s that began at %s", o.Source, what, ms(o.Value.At))
+			source := o.Source.String()
+			if o.Source == linear.FromBatch {
+				source = "one of a batch"
+			}
+			fmt.Fprintf(&b, "Get (%s), %s that began at %s", source, what, ms(o.Value.At))
 		case linear.Set:
 			b.WriteString("Set")
 		case linear.Delete:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +30,8 @@ type Load struct {
 	Era         time.Duration
 
 	Sets, Deletes float64       // of a worker's calls; the rest are Gets
+	Batches       float64       // so many Gets are one of several keys, each a Get of its own to the check
+	BatchKeys     int           // at most, in each; 0: as many as Keys
 	DeleteEvery   time.Duration // one more worker deletes at this rate; 0: none
 
 	FetchMin, FetchMax time.Duration
@@ -125,9 +128,68 @@ func (w *worker) call() {
 		w.set(key)
 	case p < w.load.Sets+w.load.Deletes:
 		w.delete(key)
+	case rand.Float64() < w.load.Batches:
+		w.getMany(key)
 	default:
 		w.get(key)
 	}
+}
+
+// getMany gets the key and others in one call, and tells of each.
+func (w *worker) getMany(key uint32) {
+	n := w.load.BatchKeys
+	if n == 0 {
+		n = w.load.Keys
+	}
+	keys := []uint32{key}
+	names := []string{keyName(key)}
+	for range rand.IntN(n) {
+		if key := w.key(); !slices.Contains(keys, key) {
+			keys, names = append(keys, key), append(names, keyName(key))
+		}
+	}
+	called := Now()
+	values, err := w.guard.GetMany(context.Background(), names, w.fetchMany)
+	returned := Now()
+	var batch *guard.BatchError
+	if err != nil && !errors.As(err, &batch) {
+		panic(err) // another kind of error is none of GetMany's
+	}
+	for i, key := range keys {
+		o := Op{Kind: Get, Key: key, Call: called, Return: returned, Source: FromBatch}
+		text, ok := values[names[i]]
+		if o.Failed = !ok; ok {
+			v, err := parseValue(text)
+			if err != nil {
+				panic(err)
+			}
+			o.Value = v
+		}
+		w.tell(o)
+	}
+}
+
+func (w *worker) fetchMany(ctx context.Context, keys []string) (map[string]string, error) {
+	values := map[string]string{}
+	for _, key := range keys {
+		values[key] = Value{At: Now(), ID: rand.Uint64()}.String()
+	}
+	l := w.load
+	select {
+	case <-time.After(l.FetchMin + rand.N(l.FetchMax-l.FetchMin+1)):
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	failed := map[string]error{}
+	for _, key := range keys {
+		if rand.Float64() < l.FetchFails {
+			failed[key] = errFetch
+		}
+	}
+	if len(failed) > 0 {
+		return values, &guard.BatchError{Errs: failed}
+	}
+	return values, nil
 }
 
 func (w *worker) set(key uint32) {
