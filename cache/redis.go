@@ -127,7 +127,7 @@ var _ Store = (*Redis)(nil)
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
 // SMEMBERS PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a cluster also CLUSTER
-// SPUBLISH SSUBSCRIBE SUNSUBSCRIBE. Redis 6.2 or later; a cluster of Redis 7 or
+// SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes ReadMany faster. Redis 6.2 or later; a cluster of Redis 7 or
 // later uses sharded channels.
 func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	opts = opts.withDefaults()

@@ -14,8 +14,9 @@ import (
 type coder interface {
 	encode(value any) (payload []byte, err error)
 	decode(payload []byte) (any, error)
-	// adopt is decode for a payload that nobody else has.
-	adopt(payload []byte) (any, error)
+	// adopter is decode for payloads that nobody else has, and for values that are
+	// copied soon: a few at a time share their memory.
+	adopter() func(payload []byte) (any, error)
 }
 
 type coderOf[V any] struct{ codec cache.Codec }
@@ -36,19 +37,33 @@ func (c coderOf[V]) decode(payload []byte) (any, error) {
 	return v, nil
 }
 
-func (c coderOf[V]) adopt(payload []byte) (any, error) {
-	if _, raw := c.codec.(cache.Raw); raw {
-		v := new(V)
-		switch v := any(v).(type) {
-		case *string:
-			*v = unsafe.String(unsafe.SliceData(payload), len(payload))
-			return v, nil
-		case *[]byte:
-			*v = slices.Clip(payload)
-			return v, nil
+func (c coderOf[V]) adopter() func([]byte) (any, error) {
+	_, raw := c.codec.(cache.Raw)
+	var slab []V
+	return func(payload []byte) (any, error) {
+		if len(slab) == 0 {
+			slab = make([]V, 64)
 		}
+		v := &slab[0]
+		if raw {
+			switch v := any(v).(type) {
+			case *string:
+				*v = unsafe.String(unsafe.SliceData(payload), len(payload))
+				slab = slab[1:]
+				return v, nil
+			case *[]byte:
+				*v = slices.Clip(payload)
+				slab = slab[1:]
+				return v, nil
+			}
+		}
+		if err := c.codec.Unmarshal(payload, v); err != nil {
+			slab = slab[1:] // whatever is in it
+			return nil, err
+		}
+		slab = slab[1:]
+		return v, nil
 	}
-	return c.decode(payload)
 }
 
 // pack makes the entry of a value.
@@ -85,9 +100,7 @@ func (e *engine) unpack(r *cache.Reading) (any, error) {
 	return r.Memo(func(r *cache.Reading) (any, error) { return e.decode(r, e.coder.decode) })
 }
 
-// unpackOwn is unpack for a reading that nobody else has, nor will have.
-func (e *engine) unpackOwn(r *cache.Reading) (any, error) { return e.decode(r, e.coder.adopt) }
-
+// decode is unpack without its memory, by one of the coder's ways.
 func (e *engine) decode(r *cache.Reading, decode func([]byte) (any, error)) (value any, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -59,7 +59,11 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 	served, left := m.read(ask)
 	for i, value := range served {
 		if value != nil {
-			values[ask[i]] = g.valueOf(&outcome{value: value})
+			v := *value.(*V)
+			if g.clone != nil {
+				v = g.clone(v)
+			}
+			values[ask[i]] = v
 		}
 	}
 	var failed map[string]error
@@ -130,8 +134,10 @@ func (m *many) read(keys []string) (values []any, left []*wanted) {
 		if value != nil {
 			hits++
 			if m.near != nil {
+				// A copy, as the store's readings may share their memory.
 				r := results[i].Reading
-				m.near.put(keys[i], m.tickets[i], value, r, dueAt(&r.Entry, m.policy.Beta))
+				own := &cache.Reading{Entry: r.Entry, Found: true, Age: r.Age, Left: r.Left}
+				m.near.put(keys[i], m.tickets[i], value, own, dueAt(&r.Entry, m.policy.Beta))
 			}
 		}
 	}
@@ -170,12 +176,16 @@ func (m *many) distinct(keys []string, values []any, begin func(w *wanted, i int
 
 // unpackFresh decodes what is fresh and not due to be refreshed.
 func (m *many) unpackFresh(results []cache.ReadResult, values []any) {
+	decode := m.coder.decode
+	if m.near == nil {
+		decode = m.coder.adopter()
+	}
 	for i := range results {
 		r := results[i].Reading
 		if r == nil || decide(r, &m.policy) != serve || due(r, m.policy.Beta) {
 			continue
 		}
-		if value, err := m.unpackOwn(r); err == nil {
+		if value, err := m.engine.decode(r, decode); err == nil {
 			values[i] = value
 		}
 	}
