@@ -93,11 +93,11 @@ func (s *Redis) acquirePart(ctx context.Context, n *node, requests []Request, pa
 	answers, fate := h.settle()
 	for j, i := range part {
 		r := &requests[i]
-		switch {
-		case fate == notSent:
+		switch fate {
+		case notSent:
 			s.ledger.forget(tokens[j])
 			all[i] = Acquired{Err: err}
-		case fate == noAnswer:
+		case noAnswer:
 			s.ledger.leave(tokens[j])
 			all[i] = Acquired{Err: err}
 		default:

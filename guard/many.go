@@ -185,7 +185,7 @@ func (m *many) unpackFresh(results []cache.ReadResult, values []any) {
 		if r == nil || decide(r, &m.policy) != serve || due(r, m.policy.Beta) {
 			continue
 		}
-		if value, err := m.engine.decode(r, decode); err == nil {
+		if value, err := m.decode(r, decode); err == nil {
 			values[i] = value
 		}
 	}

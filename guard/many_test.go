@@ -463,13 +463,13 @@ func TestDeleteWhileItsBatchIsFetched(t *testing.T) {
 func TestBatchIsCancelledWhenNobodyWantsAnyOfIt(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
-		cancelled := make(chan error, 1)
+		cancelled := make(chan struct{})
 		ctx, leave := context.WithCancel(context.Background())
 		returned := make(chan error)
 		go func() {
 			_, err := g.GetMany(ctx, []string{"a", "b"}, func(ctx context.Context, _ []string) (map[string]string, error) {
 				<-ctx.Done()
-				cancelled <- ctx.Err()
+				close(cancelled)
 				return nil, ctx.Err()
 			})
 			returned <- err
