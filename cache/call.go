@@ -12,11 +12,16 @@ import (
 // context that has ended. What fn returns late is lost: give fn its own means
 // where that matters.
 func (s *Redis) do(ctx context.Context, n *node, op string, fn func(context.Context) error) error {
+	return s.doWithin(ctx, n, op, s.opts.RedisTimeout, fn)
+}
+
+// doWithin is do with a bound of its own.
+func (s *Redis) doWithin(ctx context.Context, n *node, op string, d time.Duration, fn func(context.Context) error) error {
 	if !n.breaker.allow() {
 		return errBreakerOpen
 	}
 	after := n.breaker.sent()
-	err := s.bounded(ctx, n, op, fn)
+	err := s.boundedBy(ctx, n, op, d, fn)
 	switch {
 	case err == nil:
 		n.breaker.succeeded()
@@ -28,10 +33,14 @@ func (s *Redis) do(ctx context.Context, n *node, op string, fn func(context.Cont
 
 // bounded is do without the breaker.
 func (s *Redis) bounded(ctx context.Context, n *node, op string, fn func(context.Context) error) error {
+	return s.boundedBy(ctx, n, op, s.opts.RedisTimeout, fn)
+}
+
+func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Duration, fn func(context.Context) error) error {
 	if err := ended(ctx); err != nil {
 		return fmt.Errorf("%w: %w", errEndedBefore, err)
 	}
-	timer := time.NewTimer(s.opts.RedisTimeout)
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case n.slots <- struct{}{}:
@@ -42,7 +51,7 @@ func (s *Redis) bounded(ctx context.Context, n *node, op string, fn func(context
 	}
 	// The call's values (for tracing hooks) are the caller's, its end is ours: a
 	// client that is waiting for a reply doesn't heed a cancellation anyway.
-	callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.RedisTimeout)
+	callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
 	done := make(chan error, 1)
 	if !s.spawnCall(func() {
 		defer func() { <-n.slots; cancel() }()

@@ -2,13 +2,13 @@ package cache
 
 import "sync"
 
-// A handoff passes the answer of an acquire from the goroutine that talks to
-// Redis to the one that asked, which may leave first. Exactly one of them deals
-// with the answer, or a grant would be nobody's.
-type handoff struct {
+// A handoff passes the answer of an acquire, or the answers of many, from the
+// goroutine that talks to Redis to the one that asked, which may leave first.
+// Exactly one of them deals with the answer, or a grant would be nobody's.
+type handoff[T any] struct {
 	mu                      sync.Mutex
 	sent, finished, settled bool
-	answer                  Answer
+	answer                  T
 }
 
 // fate says what became of an acquire, as far as is known when its caller goes.
@@ -22,7 +22,7 @@ const (
 
 // carryOut sends the command, unless the caller has left already, and leaves
 // its answer for the caller, or hands it to late if the caller has left.
-func (h *handoff) carryOut(send func() (Answer, error), late func(Answer, error)) error {
+func (h *handoff[T]) carryOut(send func() (T, error), late func(T, error)) error {
 	h.mu.Lock()
 	if h.settled {
 		h.mu.Unlock()
@@ -44,15 +44,15 @@ func (h *handoff) carryOut(send func() (Answer, error), late func(Answer, error)
 }
 
 // settle is called once by the caller, when it goes on.
-func (h *handoff) settle() (Answer, fate) {
+func (h *handoff[T]) settle() (answer T, _ fate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.settled = true
 	switch {
 	case !h.sent:
-		return Answer{}, notSent
+		return answer, notSent
 	case !h.finished:
-		return Answer{}, noAnswer
+		return answer, noAnswer
 	}
 	return h.answer, answeredF
 }

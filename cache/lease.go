@@ -75,18 +75,14 @@ func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Toke
 		return Answer{}, err
 	}
 	token := s.minter.Token()
-	keys := []string{names.entry, names.lease, names.tries, names.pause, names.failed(ask.LastHeld), names.failures}
-	args := []any{
-		token[:], ask.TTL.Milliseconds(), ask.Seen, optional(ask.LastHeld), optional(ask.Suspect), optional(over),
-		ask.MaxAttempts, ask.Window.Milliseconds(), s.keys.alivePrefix(), s.livenessArg(),
-	}
+	inv := s.acquiring(names, token, ask, over)
 	s.ledger.ask(token, key, ask)
-	var h handoff
+	var h handoff[Answer]
 	sent := time.Now()
 	err = s.do(ctx, n, "acquire", func(callCtx context.Context) error {
 		return h.carryOut(
 			func() (Answer, error) {
-				reply, err := acquireScript.run(callCtx, s.client, keys, args...)
+				reply, err := inv.run(callCtx, s.client)
 				if err != nil {
 					return Answer{}, err
 				}
@@ -105,10 +101,29 @@ func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Toke
 	if answer.Verdict == Granted {
 		err = nil // it came in the moment the call was given up: nobody else deals with it
 	}
-	switch {
-	case fate == notSent:
+	if fate == notSent {
 		s.ledger.forget(token)
 		return Answer{}, err
+	}
+	return s.entered(token, key, ask, sent, answer, err)
+}
+
+// acquiring is one acquire, to be sent.
+func (s *Redis) acquiring(names names, token Token, ask *Ask, over Token) invocation {
+	return invocation{
+		acquireScript,
+		[]string{names.entry, names.lease, names.tries, names.pause, names.failed(ask.LastHeld), names.failures},
+		[]any{
+			token[:], ask.TTL.Milliseconds(), ask.Seen, optional(ask.LastHeld), optional(ask.Suspect), optional(over),
+			ask.MaxAttempts, ask.Window.Milliseconds(), s.keys.alivePrefix(), s.livenessArg(),
+		},
+	}
+}
+
+// entered takes the answer to an acquire that was sent into the ledger, and
+// returns what of it its caller is told.
+func (s *Redis) entered(token Token, key string, ask *Ask, sent time.Time, answer Answer, err error) (Answer, error) {
+	switch {
 	case err != nil && !errors.Is(err, ErrRefused):
 		s.ledger.leave(token)
 		return Answer{}, err
@@ -208,26 +223,27 @@ func (r *replies) token(i int) Token {
 
 // Fill implements [Store].
 func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
+	if s.closing.Load() {
+		return false, ErrClosed // Close releases it
+	}
+	if err := s.tie(ctx, e)[0]; err != nil {
+		_ = s.release(context.WithoutCancel(ctx), l.Key, l.Token)
+		return false, err
+	}
+	return s.giveBack(ctx, l, "fill", s.filling(l, e))
+}
+
+// filling is one fill, to be sent.
+func (s *Redis) filling(l *Lease, e *Entry) invocation {
 	names := s.keys.names(l.Key)
 	e.Version = l.Token
-	if len(e.Tags) > 0 {
-		if s.closing.Load() {
-			return false, ErrClosed // Close releases it
-		}
-		err := storableTags(e)
-		if err == nil {
-			err = s.tie(ctx, e)
-		}
-		if err != nil {
-			_ = s.release(context.WithoutCancel(ctx), l.Key, l.Token)
-			return false, err
-		}
-	}
 	wake := Message{Signal: Filled, Token: l.Token}
 	bytes := e.Encode()
-	return s.giveBack(ctx, l, "fill", fillScript,
+	return invocation{
+		fillScript,
 		[]string{names.entry, names.lease, names.tries, names.pause, names.failures},
-		l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish())
+		[]any{l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish()},
+	}
 }
 
 // ttlArg keeps an expiry positive: Redis refuses zero.
@@ -242,23 +258,30 @@ func rides(entry []byte) int {
 
 // Fail implements [Store].
 func (s *Redis) Fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error) {
+	return s.giveBack(ctx, l, "fail", s.failing(l, failure, pause))
+}
+
+// failing is one fail, to be sent.
+func (s *Redis) failing(l *Lease, failure []byte, pause time.Duration) invocation {
 	names := s.keys.names(l.Key)
 	wake := Message{Signal: FailedSignal, Token: l.Token}
 	if pause > 0 {
 		pause = max(pause, time.Millisecond)
 	}
-	return s.giveBack(ctx, l, "fail", failScript,
+	return invocation{
+		failScript,
 		[]string{names.lease, names.tries, names.pause, names.failed(l.Token), names.failures},
-		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish())
+		[]any{l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish()},
+	}
 }
 
 // giveBack runs a script that ends a lease if it is still held.
-func (s *Redis) giveBack(ctx context.Context, l *Lease, op string, sc *script, keys []string, args ...any) (bool, error) {
+func (s *Redis) giveBack(ctx context.Context, l *Lease, op string, inv invocation) (bool, error) {
 	if s.closing.Load() {
 		return false, ErrClosed // Close releases it
 	}
 	s.ledger.give(l.Token)
-	reply, err := s.runFor(ctx, keys[0], op, sc, keys, args...)
+	reply, err := s.runFor(ctx, inv.keys[0], op, inv.script, inv.keys, inv.args...)
 	switch {
 	case err == nil, errors.Is(err, ErrRefused):
 		s.ledger.forget(l.Token)
@@ -293,15 +316,24 @@ func (s *Redis) Release(ctx context.Context, l *Lease) error {
 }
 
 func (s *Redis) release(ctx context.Context, key string, token Token) error {
-	names := s.keys.names(key)
-	wake := Message{Signal: Released, Token: token}
+	inv := s.releasing(key, token)
 	s.ledger.give(token)
-	_, err := s.runFor(ctx, names.lease, "release", releaseScript,
-		[]string{names.lease, names.tries}, token[:], names.wake, wake.Encode(), s.publish())
+	_, err := s.runFor(ctx, inv.keys[0], "release", inv.script, inv.keys, inv.args...)
 	if err == nil {
 		s.ledger.forget(token)
 	} else {
 		s.ledger.leave(token)
 	}
 	return err
+}
+
+// releasing is one release, to be sent.
+func (s *Redis) releasing(key string, token Token) invocation {
+	names := s.keys.names(key)
+	wake := Message{Signal: Released, Token: token}
+	return invocation{
+		releaseScript,
+		[]string{names.lease, names.tries},
+		[]any{token[:], names.wake, wake.Encode(), s.publish()},
+	}
 }

@@ -20,7 +20,8 @@ type Options struct {
 	Namespace string
 
 	// RedisTimeout bounds every call to Redis, whatever the client's own
-	// timeouts and retries are: at least 1 ms. Default 250 ms.
+	// timeouts and retries are: at least 1 ms. Default 250 ms. A call for many keys
+	// (ReadMany, AcquireMany, ReturnMany) has it once for each 250 of them.
 	//
 	// The client is still at work on a call that was given up, until its own
 	// timeouts end it; a client with ReadTimeout and DialTimeout near this value
@@ -92,6 +93,8 @@ type Redis struct {
 	minter *Minter
 	topo   topology
 	ledger *ledger
+	ages   ages
+	noMGET atomic.Bool // it is refused: ReadMany does without
 
 	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
 	liveness atomic.Bool // are holders watched
@@ -126,7 +129,8 @@ var _ Store = (*Redis)(nil)
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
 // SMEMBERS HMGET HSET HINCRBY PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a
-// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE. Redis 6.2 or later; a cluster of Redis 7 or
+// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes ReadMany
+// faster. Redis 6.2 or later; a cluster of Redis 7 or
 // later uses sharded channels.
 func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	opts = opts.withDefaults()

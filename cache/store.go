@@ -43,6 +43,18 @@ type Store interface {
 	// Release gives the lease back without any outcome: the next caller fetches.
 	Release(ctx context.Context, l *Lease) error
 
+	// ReadMany is Read for each of the keys, with as few round trips as the store
+	// can, and answers in their order.
+	ReadMany(ctx context.Context, keys []string) []ReadResult
+
+	// AcquireMany is Acquire for each of the requests, which name different keys,
+	// and answers in their order.
+	AcquireMany(ctx context.Context, requests []Request) []Acquired
+
+	// ReturnMany is Fill, Fail or Release for each of the leases, and answers in
+	// their order.
+	ReturnMany(ctx context.Context, returns []Return) []Returned
+
 	// Set stores an entry that no lease produced, ends any lease, and clears
 	// the record of failed attempts. It sets e.Version, and e.Stamp if there are
 	// tags.

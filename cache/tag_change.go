@@ -90,66 +90,120 @@ func (s *Redis) raiseClock(ctx context.Context, least Stamp) {
 	_, _ = s.advanceClock(ctx, 0, least)
 }
 
-// tie notes with each of the entry's tags that the entry is about to be stored.
-// It returns ErrInvalidated if one was deleted since the entry's stamp, and
-// marks the entry as expired if one was expired.
-func (s *Redis) tie(ctx context.Context, e *Entry) error {
-	if time.Since(e.Stamp.taken) > tagWindow {
-		return fmt.Errorf("%w, for all that is known: it was fetched for longer than %v", ErrInvalidated, tagWindow)
+// tie notes with the tags of each entry that it is about to be stored, and
+// answers why one can't be: ErrInvalidated if a tag was deleted since its stamp.
+// One of whose tags was expired is marked so. Entries without tags cost nothing.
+func (s *Redis) tie(ctx context.Context, entries ...*Entry) []error {
+	errs := make([]error, len(entries))
+	var tagged []int
+	for i, e := range entries {
+		switch {
+		case e == nil || len(e.Tags) == 0:
+			continue
+		case time.Since(e.Stamp.taken) > tagWindow:
+			errs[i] = fmt.Errorf("%w, for all that is known: it was fetched for longer than %v", ErrInvalidated, tagWindow)
+		default:
+			if errs[i] = storableTags(e); errs[i] == nil {
+				tagged = append(tagged, i)
+			}
+		}
 	}
-	foreign, err := s.tieOnce(ctx, e, false)
-	if err != nil || !foreign {
-		return err
+	foreign := s.tieOnce(ctx, entries, tagged, errs, false)
+	if len(foreign) == 0 {
+		return errs
 	}
 	// A record is of another epoch: either there is a new clock, or the stamp is
 	// of an old one.
 	now, err := s.Stamp(ctx)
-	if err != nil {
-		return err
+	var again []int
+	for _, i := range foreign {
+		switch {
+		case err != nil:
+			errs[i] = err
+		case now.Epoch != entries[i].Stamp.Epoch:
+			errs[i] = ErrInvalidated
+		default:
+			again = append(again, i)
+		}
 	}
-	if now.Epoch != e.Stamp.Epoch {
-		return ErrInvalidated
-	}
-	_, err = s.tieOnce(ctx, e, true)
-	return err
+	s.tieOnce(ctx, entries, again, errs, true)
+	return errs
 }
 
-func (s *Redis) tieOnce(ctx context.Context, e *Entry, force bool) (foreign bool, err error) {
+// A knot is what entries of one stamp share that carry one tag: they are tied
+// together.
+type knot struct {
+	tag   string
+	epoch Epoch
+	n     uint64
+}
+
+// tieOnce ties the entries of the given places, and returns those that met a
+// record of another epoch.
+func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, errs []error, force bool) (foreign []int) {
+	if len(places) == 0 {
+		return nil
+	}
 	whatever := 0
 	if force {
 		whatever = 1
 	}
-	calls := make([]scriptCall, len(e.Tags))
-	for i, t := range e.Tags {
-		calls[i] = scriptCall{
-			[]string{s.keys.tag(t)},
-			[]any{e.Stamp.Epoch[:], e.Stamp.N, (e.TTL + tagSlack).Milliseconds(), whatever},
+	var calls []scriptCall
+	at := map[knot]int{}
+	for _, i := range places {
+		e := entries[i]
+		kept := (e.TTL + tagSlack).Milliseconds()
+		for _, t := range e.Tags {
+			k := knot{t, e.Stamp.Epoch, e.Stamp.N}
+			j, ok := at[k]
+			if !ok {
+				j = len(calls)
+				at[k] = j
+				calls = append(calls, scriptCall{[]string{s.keys.tag(t)}, []any{e.Stamp.Epoch[:], e.Stamp.N, kept, whatever}})
+			}
+			calls[j].args[2] = max(calls[j].args[2].(int64), kept)
 		}
 	}
-	var deleted, expired int64
-	for _, a := range s.runAll(ctx, "tie", tieScript, calls) {
-		if a.err != nil {
-			return false, a.err
+	answers := s.runAll(ctx, "tie", tieScript, calls)
+	var last Stamp
+	for _, i := range places {
+		e := entries[i]
+		var deleted, expired int64
+		of := false
+		for _, t := range e.Tags {
+			a := answers[at[knot{t, e.Stamp.Epoch, e.Stamp.N}]]
+			r := replies{reply: a.reply}
+			if a.err != nil {
+				errs[i] = errors.Join(errs[i], a.err)
+				continue
+			}
+			d, x := r.number(0), r.number(1)
+			if r.err != nil {
+				errs[i] = errors.Join(errs[i], fmt.Errorf("%w: tie: %w", ErrRefused, r.err))
+			}
+			of = of || d < 0
+			deleted, expired = max(deleted, d), max(expired, x)
 		}
-		r := replies{reply: a.reply}
-		d, x := r.number(0), r.number(1)
-		if r.err != nil {
-			return false, fmt.Errorf("%w: tie: %w", ErrRefused, r.err)
+		if errs[i] != nil {
+			continue
 		}
-		foreign = foreign || d < 0
-		deleted, expired = max(deleted, d), max(expired, x)
+		if n := uint64(max(deleted, expired)); n > e.Stamp.N && n > last.N {
+			last = Stamp{Epoch: e.Stamp.Epoch, N: n}
+		}
+		switch {
+		case uint64(deleted) > e.Stamp.N && !hooks.TagCheckOff.Load():
+			errs[i] = ErrInvalidated
+		case uint64(expired) > e.Stamp.N:
+			e.Flags |= FlagExpired
+		}
+		if of && errs[i] == nil {
+			foreign = append(foreign, i)
+		}
 	}
-	last := Stamp{Epoch: e.Stamp.Epoch, N: uint64(max(deleted, expired))}
-	if last.N > e.Stamp.N {
+	if last != (Stamp{}) {
 		s.raiseClock(ctx, last)
 	}
-	if uint64(deleted) > e.Stamp.N && !hooks.TagCheckOff.Load() {
-		return foreign, ErrInvalidated
-	}
-	if uint64(expired) > e.Stamp.N {
-		e.Flags |= FlagExpired
-	}
-	return foreign, nil
+	return foreign
 }
 
 // stampAndTie is for an entry that no fetch brought: it is as of now. If its
@@ -163,7 +217,7 @@ func (s *Redis) stampAndTie(ctx context.Context, e *Entry) error {
 			return err
 		}
 		e.Flags &^= FlagExpired
-		if err = s.tie(ctx, e); !errors.Is(err, ErrInvalidated) {
+		if err = s.tie(ctx, e)[0]; !errors.Is(err, ErrInvalidated) {
 			return err
 		}
 	}

@@ -2,7 +2,9 @@ package guard
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"unsafe"
 
 	"github.com/stampedeguard/stampede/cache"
 )
@@ -12,6 +14,9 @@ import (
 type coder interface {
 	encode(value any) (payload []byte, err error)
 	decode(payload []byte) (any, error)
+	// adopter is decode for payloads that nobody else has, and for values that are
+	// copied soon: a few at a time share their memory.
+	adopter() func(payload []byte) (any, error)
 }
 
 type coderOf[V any] struct{ codec cache.Codec }
@@ -30,6 +35,35 @@ func (c coderOf[V]) decode(payload []byte) (any, error) {
 		return nil, err
 	}
 	return v, nil
+}
+
+func (c coderOf[V]) adopter() func([]byte) (any, error) {
+	_, raw := c.codec.(cache.Raw)
+	var slab []V
+	return func(payload []byte) (any, error) {
+		if len(slab) == 0 {
+			slab = make([]V, 64)
+		}
+		v := &slab[0]
+		if raw {
+			switch v := any(v).(type) {
+			case *string:
+				*v = unsafe.String(unsafe.SliceData(payload), len(payload))
+				slab = slab[1:]
+				return v, nil
+			case *[]byte:
+				*v = slices.Clip(payload)
+				slab = slab[1:]
+				return v, nil
+			}
+		}
+		if err := c.codec.Unmarshal(payload, v); err != nil {
+			slab = slab[1:] // whatever is in it
+			return nil, err
+		}
+		slab = slab[1:]
+		return v, nil
+	}
 }
 
 // pack makes the entry of a value.
@@ -63,23 +97,26 @@ func (e *engine) encode(value any) (payload []byte, err error) {
 
 // unpack returns the value of a reading, decoded once for all who share it.
 func (e *engine) unpack(r *cache.Reading) (any, error) {
-	return r.Memo(func(r *cache.Reading) (value any, err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, p)
-			}
-		}()
-		payload := r.Entry.Payload
-		if r.Entry.Codec != e.codec.ID() {
-			return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, e.codec.ID())
+	return r.Memo(func(r *cache.Reading) (any, error) { return e.decode(r, e.coder.decode) })
+}
+
+// decode is unpack without its memory, by one of the coder's ways.
+func (e *engine) decode(r *cache.Reading, decode func([]byte) (any, error)) (value any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, p)
 		}
-		if r.Entry.Flags&cache.FlagCompressed != 0 {
-			if payload, err = cache.Decompress(payload, e.policy.MaxBytes); err != nil {
-				return nil, err
-			}
+	}()
+	payload := r.Entry.Payload
+	if r.Entry.Codec != e.codec.ID() {
+		return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, e.codec.ID())
+	}
+	if r.Entry.Flags&cache.FlagCompressed != 0 {
+		if payload, err = cache.Decompress(payload, e.policy.MaxBytes); err != nil {
+			return nil, err
 		}
-		return e.coder.decode(payload)
-	})
+	}
+	return decode(payload)
 }
 
 // about names a key in an error, which may end up in an event.

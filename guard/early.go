@@ -41,3 +41,9 @@ func dueAt(e *cache.Entry, beta float64) time.Duration {
 	// would otherwise be repeated without end.
 	return e.FreshFor - time.Duration(min(gap, float64(e.FreshFor)/2))
 }
+
+// due reports whether a fresh reading is to be refreshed. Most are not by far,
+// which needs no logarithm: the gap is half of the fresh time at most.
+func due(r *cache.Reading, beta float64) bool {
+	return r.Age >= r.Entry.FreshFor/2 && r.Age >= dueAt(&r.Entry, beta)
+}

@@ -17,6 +17,7 @@ type engine struct {
 	policy Policy
 	coder  coder
 	codec  cache.Codec
+	tagsOf func(key string, value any) []string // nil: none
 
 	// numbers orders callers and commands of this process: clocks can tie.
 	numbers atomic.Uint64

@@ -94,6 +94,9 @@ func (e *engine) callFetch(ctx context.Context, c call, f fill, done chan<- fetc
 	if r.err != nil {
 		_ = r.err.Error() // one that panics, a typed nil say, does so here
 	}
+	if r.err == nil {
+		f.tags = slices.Concat(f.tags, e.tagsOfValue(c.key, r.value))
+	}
 	r.fill = f
 	if r.err == nil || errors.Is(r.err, ErrNotFound) || errors.Is(r.err, ErrNotModified) {
 		if err := checkTags(f.tags); err != nil {
@@ -126,29 +129,91 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	start := p.fs.fetching(p.f, p.tick)
 	r := p.runFetch(p.ctx, p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
 	r.stamp, r.stampErr = stamp, stampErr
+	return p.giveBack(p.ending(lease, start, r))
+}
 
-	// The lease is given back whatever became of the flight.
-	ctx := context.WithoutCancel(p.ctx)
+// An ending is how a lease is to be given back after its fetch, and what the
+// flight comes to if that is carried out. If it isn't, the outcome is only for
+// those who came before the fetch started.
+type ending struct {
+	back  cache.Return
+	o     *outcome
+	start uint64 // of the fetch
+	// tagged: what was fetched carries tags, whatever becomes of it.
+	tagged bool
+}
+
+// ending decides. The outcome's moment is now: the lease is given back next.
+func (p *pursuit) ending(lease *cache.Lease, start uint64, r fetched) ending {
+	released := func(o *outcome) ending { return ending{back: cache.Return{Lease: lease}, o: o, start: start} }
 	switch {
 	case r.err != nil && p.engine.ctx.Err() != nil:
-		_ = p.store.Release(ctx, lease)
 		p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
-		return &outcome{err: ErrClosed, moment: always}
+		return released(&outcome{err: ErrClosed, moment: always})
 	case r.lost:
 		// The fetch was ended by the loss of its lease: a loss, not a failure. To
 		// release the lease strikes its attempt from the record, and frees the key
 		// if the loss was believed too early.
-		_ = p.store.Release(ctx, lease)
-		return goRound()
+		return released(goRound())
 	case errors.Is(r.err, ErrNotFound) && p.policy.Negative != Off:
 		entry := &cache.Entry{Kind: cache.Negative, TTL: p.policy.Negative, FreshFor: p.policy.Negative}
-		return p.fill(ctx, lease, start, entry, r, &outcome{err: r.err})
+		return p.fill(lease, start, entry, r, &outcome{err: r.err})
 	case errors.Is(r.err, ErrNotModified):
-		return p.renew(ctx, lease, start, r)
+		return p.renew(lease, start, r)
 	case r.err != nil:
-		return p.fail(ctx, lease, start, r.took, r.err)
+		return p.fail(lease, start, r.took, r.err)
 	}
-	return p.fill(ctx, lease, start, p.entryOf(&r), r, &outcome{value: r.value, source: Fetched, private: r.fill.private})
+	return p.fill(lease, start, p.entryOf(&r), r, &outcome{value: r.value, source: Fetched, private: r.fill.private})
+}
+
+// giveBack gives the lease back, whatever became of the flight.
+func (p *pursuit) giveBack(e ending) *outcome {
+	ctx := context.WithoutCancel(p.ctx)
+	var done cache.Returned
+	switch {
+	case e.back.Entry != nil:
+		done.OK, done.Err = p.store.Fill(ctx, e.back.Lease, e.back.Entry)
+	case e.back.Failed:
+		done.OK, done.Err = p.store.Fail(ctx, e.back.Lease, e.back.Failure, e.back.Pause)
+	default:
+		_ = p.store.Release(ctx, e.back.Lease)
+		return e.o
+	}
+	if errors.Is(done.Err, cache.ErrRefused) {
+		// Redis is full, say: it will take the lease back all the same.
+		_ = p.store.Release(ctx, e.back.Lease)
+	}
+	return p.given(e, done)
+}
+
+// given completes the outcome by what became of the lease.
+func (p *pursuit) given(e ending, done cache.Returned) *outcome {
+	o, entry := e.o, e.back.Entry
+	if !done.OK && (entry != nil || e.back.Failed) {
+		o.moment = e.start
+	}
+	if entry == nil {
+		return o
+	}
+	ev := Event{Key: p.call.key, Token: e.back.Lease.Token, Size: len(entry.Payload), Err: done.Err}
+	if !done.OK {
+		p.observeAs(cache.FillRefused, ev)
+		if errors.Is(done.Err, cache.ErrInvalidated) {
+			p.counters.invalidated.Add(1)
+		}
+		return o
+	}
+	p.observeAs(cache.FillStored, ev)
+	o.stored = entry.Kind != cache.Bypass
+	if !o.stored && e.tagged || entry.Flags&cache.FlagExpired != 0 {
+		// Nobody has looked whether a tag was deleted since the fetch began; or one
+		// was expired since.
+		o.moment = e.start
+	}
+	if entry.Kind == cache.Value {
+		o.entry = &cache.Reading{Entry: *entry, Found: true, Left: entry.TTL}
+	}
+	return o
 }
 
 // newFill presets what a fetch may change.
@@ -181,87 +246,54 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 }
 
 // renew stores the stale value for another TTL, as the upstream said it is good.
-func (p *pursuit) renew(ctx context.Context, lease *cache.Lease, start uint64, r fetched) *outcome {
+func (p *pursuit) renew(lease *cache.Lease, start uint64, r fetched) ending {
 	f := &r.fill
 	if f.staleReading == nil {
-		return p.fail(ctx, lease, start, r.took, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
+		return p.fail(lease, start, r.took, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
 	}
 	old := f.staleReading.Entry
 	tags := slices.Concat(p.storeTags(f.tags), old.Tags)
 	if tags = distinct(tags); len(tags) > maxTags {
-		return p.fail(ctx, lease, start, r.took, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
+		return p.fail(lease, start, r.took, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
 	}
 	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags &^ cache.FlagExpired, Payload: old.Payload, Tags: tags}
 	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
-	return p.fill(ctx, lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
+	return p.fill(lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
 }
 
-// fill stores the entry and completes the outcome: shared with all who came
-// before the fill was sent if it was accepted, else only with those who came
-// before the fetch started.
-func (p *pursuit) fill(ctx context.Context, lease *cache.Lease, start uint64, entry *cache.Entry, r fetched, o *outcome) *outcome {
+// fill stores the entry. The outcome is shared with all who came before that if
+// it is accepted.
+func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r fetched, o *outcome) ending {
 	entry.Took = r.took
 	if entry.Kind != cache.Bypass && entry.Tags == nil {
 		entry.Tags = p.storeTags(r.fill.tags)
 	}
 	o.moment = p.tick()
-	ok, err := p.fillStamped(ctx, lease, entry, r)
-	ev := Event{Key: p.call.key, Token: lease.Token, Size: len(entry.Payload), Err: err}
-	if !ok {
-		p.observeAs(cache.FillRefused, ev)
-		if errors.Is(err, cache.ErrInvalidated) {
-			p.counters.invalidated.Add(1)
-		}
-		if errors.Is(err, cache.ErrRefused) {
-			// Redis is full, say: it will take the lease back all the same.
-			_ = p.store.Release(ctx, lease)
-		}
-		o.moment = start
-		return o
-	}
-	p.observeAs(cache.FillStored, ev)
-	o.stored = entry.Kind != cache.Bypass
-	if !o.stored && len(r.fill.tags) > 0 || entry.Flags&cache.FlagExpired != 0 {
-		// Nobody has looked whether a tag was deleted since the fetch began; or one
-		// was expired since.
-		o.moment = start
-	}
-	if entry.Kind == cache.Value {
-		o.entry = &cache.Reading{Entry: *entry, Found: true, Left: entry.TTL}
-	}
-	return o
-}
-
-// fillStamped is the store's Fill, of an entry that has its stamp if it carries
-// tags.
-func (p *pursuit) fillStamped(ctx context.Context, lease *cache.Lease, entry *cache.Entry, r fetched) (bool, error) {
+	e := ending{back: cache.Return{Lease: lease, Entry: entry}, o: o, start: start, tagged: len(r.fill.tags) > 0}
 	if len(entry.Tags) > 0 {
 		if r.stampErr != nil || r.stamp == (cache.Stamp{}) {
-			return false, errors.Join(errNoStamp, r.stampErr, p.store.Release(ctx, lease))
+			p.observeAs(cache.FillRefused, Event{
+				Key: p.call.key, Token: lease.Token, Size: len(entry.Payload), Err: errors.Join(errNoStamp, r.stampErr),
+			})
+			o.moment = start
+			e.back.Entry = nil
 		}
 		entry.Stamp = r.stamp
 	}
-	return p.store.Fill(ctx, lease, entry)
+	return e
 }
 
 // fail gives the lease back with an error, and a pause if the fetch asked for
 // one or there is a stale value to live on.
-func (p *pursuit) fail(ctx context.Context, lease *cache.Lease, start uint64, took time.Duration, cause error) *outcome {
+func (p *pursuit) fail(lease *cache.Lease, start uint64, took time.Duration, cause error) ending {
 	pause, asked := PauseOf(cause)
 	if !asked && p.policy.ErrorPause != Off && servableIfError(p.known, took) {
 		// It ends with the value that callers live on meanwhile.
 		pause = min(errorPause(&p.policy, lease.Failures), p.known.Left-took)
 	}
 	pause = min(pause, cache.MaxTTL)
-	o := &outcome{err: cause, moment: p.tick()}
-	ok, err := p.store.Fail(ctx, lease, encodeFailure(cause, pause, &p.policy), pause)
-	if !ok {
-		o.moment = start
-	}
-	if errors.Is(err, cache.ErrRefused) {
-		_ = p.store.Release(ctx, lease)
-	}
-	return o
+	back := cache.Return{Lease: lease, Failed: true, Failure: encodeFailure(cause, pause, &p.policy), Pause: pause}
+	return ending{back: back, o: &outcome{err: cause, moment: p.tick()}, start: start}
 }
 
 // unguardedFetch fetches without a lease: callers of the key in this process
@@ -289,7 +321,11 @@ func (p *pursuit) fetchHere(source Source) *outcome {
 	f := p.newFill()
 	f.idempotencyKey = randomKey()
 	start := p.fs.fetching(p.f, p.tick)
-	r := p.runFetch(p.ctx, p.call, f, nil, nil, nil)
+	return p.fetchedHere(p.runFetch(p.ctx, p.call, f, nil, nil, nil), f, start, source)
+}
+
+// fetchedHere is the outcome of a fetch without a lease.
+func (p *pursuit) fetchedHere(r fetched, f *fill, start uint64, source Source) *outcome {
 	if p.engine.ctx.Err() != nil {
 		return &outcome{err: ErrClosed, moment: always}
 	}

@@ -51,22 +51,37 @@ type pursuit struct {
 // newPursuit is the pursuit of a flight. It runs on a context of its own: the
 // first caller's values, none of its cancellation.
 func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) (*pursuit, context.CancelFunc) {
-	values := context.WithoutCancel(c.ctx)
+	ctx, end := e.flightContext(fs, c.ctx)
+	p := e.pursuitOn(ctx, fs, c, r)
+	p.f = f
+	return p, end
+}
+
+// flightContext is the context of flights whose first caller has the given one.
+func (e *engine) flightContext(fs *flights, caller context.Context) (context.Context, context.CancelFunc) {
+	values := context.WithoutCancel(caller)
 	if fs == &e.refreshes {
 		// Nobody waits for it, the fetch it may have been started from neither.
 		values = context.WithValue(values, frameKey{}, (*frame)(nil))
 	}
 	ctx, cancel := context.WithCancel(values)
 	stop := context.AfterFunc(e.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, r *cache.Reading) *pursuit {
 	p := &pursuit{
-		engine: e, ctx: ctx, f: f, fs: fs, call: c, known: r, poll: firstPoll,
+		engine: e, ctx: ctx, fs: fs, call: c, known: r, poll: firstPoll,
 		background: fs == &e.refreshes,
 		ask: cache.Ask{
 			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout,
 			MaxAttempts: max(e.policy.MaxAttempts, 0), Window: e.policy.Quarantine,
 		},
 	}
-	return p, func() { stop(); cancel() }
+	if r != nil {
+		p.ask.Seen = r.Seen
+	}
+	return p
 }
 
 // fly is the body of a flight whose first caller has read what it has: an
@@ -77,13 +92,14 @@ func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
 	if rd.err != nil {
 		return p.withoutStore(rd.err)
 	}
-	if rd.reading != nil {
-		p.ask.Seen = rd.reading.Seen
-	}
-	o := p.run()
+	return p.ended(p.run())
+}
+
+// ended tidies up after a pursuit that has come to its outcome.
+func (p *pursuit) ended(o *outcome) *outcome {
 	if p.watch != nil {
 		p.watch.Close()
-		p.observe(Event{Kind: cache.WaitEnded, Key: c.key, Token: p.ask.LastHeld, Duration: time.Since(p.waitSince), Err: o.err})
+		p.observe(Event{Kind: cache.WaitEnded, Key: p.call.key, Token: p.ask.LastHeld, Duration: time.Since(p.waitSince), Err: o.err})
 	}
 	if p.background && (o.err != nil || o.then == fetch) {
 		_ = sleep(p.ctx, holdOff)
@@ -106,25 +122,28 @@ func (p *pursuit) run() *outcome {
 		p.ask.Suspect = p.suspect()
 		p.beginStamp()
 		p.moment = p.tick()
-		answer, err := p.store.Acquire(p.ctx, key, p.ask)
-		if o := p.endedFor(p.ctx, err); o != nil {
-			if answer.Verdict == cache.Granted {
-				_ = p.store.Release(context.WithoutCancel(p.ctx), answer.Lease)
-			}
-			return &outcome{err: ErrClosed, moment: always}
-		}
-		if err != nil {
-			return p.withoutStore(err)
-		}
-		if o := p.answered(answer); o != nil {
+		if o := p.take(p.store.Acquire(p.ctx, key, p.ask)); o != nil {
 			return o
 		}
-		if answer.Verdict == cache.Held {
-			if o := p.wait(answer); o != nil {
-				return o
-			}
-		}
 	}
+}
+
+// take is the outcome that one ask comes to; nil: ask again.
+func (p *pursuit) take(answer cache.Answer, err error) *outcome {
+	if o := p.endedFor(p.ctx, err); o != nil {
+		if answer.Verdict == cache.Granted {
+			_ = p.store.Release(context.WithoutCancel(p.ctx), answer.Lease)
+		}
+		return &outcome{err: ErrClosed, moment: always}
+	}
+	if err != nil {
+		return p.withoutStore(err)
+	}
+	o := p.answered(answer)
+	if o == nil && answer.Verdict == cache.Held {
+		o = p.wait(answer)
+	}
+	return o
 }
 
 // suspect is the holder to be taken over, if it looked unwatched long enough ago.
@@ -304,10 +323,15 @@ func (p *pursuit) withoutStore(why error) *outcome {
 	if errors.Is(why, cache.ErrClosed) {
 		return &outcome{err: ErrClosed, moment: always}
 	}
-	if p.background || p.policy.WhenUnavailable == FailClosed {
+	if p.refusesWithout() {
 		return &outcome{err: unavailable(why), moment: always}
 	}
 	return p.unguardedFetch(why)
+}
+
+// refusesWithout reports whether the flight may not fetch without a lease.
+func (p *pursuit) refusesWithout() bool {
+	return p.background || p.policy.WhenUnavailable == FailClosed
 }
 
 // sleep waits for d or for the end of ctx, and returns the context's error.

@@ -46,6 +46,10 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 	if policy.Clone != nil && !ok {
 		errs = append(errs, fmt.Errorf("guard: Policy.Clone is a %T, must be a %T", policy.Clone, clone))
 	}
+	tagsOf, ok := policy.TagsOf.(func(string, V) []string)
+	if policy.TagsOf != nil && !ok {
+		errs = append(errs, fmt.Errorf("guard: Policy.TagsOf is a %T, must be a %T", policy.TagsOf, tagsOf))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -54,6 +58,9 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 		codec = cache.CodecFor[V]()
 	}
 	e := newEngine(store, name, policy, coderOf[V]{codec}, codec)
+	if tagsOf != nil {
+		e.tagsOf = func(key string, value any) []string { return tagsOf(key, *value.(*V)) }
+	}
 	if policy.Near.on() {
 		var err error
 		if e.near, err = newNear(store, e.storeKey(""), policy.Near); err != nil {
@@ -183,11 +190,12 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 // not overwrite it, and a Get that starts after Set returned does not return
 // what Set replaced. It carries the given tags and the policy's.
 //
-// Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the codec's; [ErrUnavailable], which says whether the
-// value may be stored later all the same; [ErrClosed].
+// Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the
+// codec's; [ErrUnavailable], which says whether the value may be stored later all
+// the same; [ErrClosed].
 func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string) error {
 	e := g.engine
-	tags = slices.Concat(e.policy.Tags, tags)
+	tags = slices.Concat(e.policy.Tags, tags, e.tagsOfValue(key, &value))
 	if err := checkTags(tags); err != nil {
 		return fmt.Errorf("guard: Set: %w", err)
 	}

@@ -68,6 +68,11 @@ type Policy struct {
 	// bytes each. Default none.
 	Tags []string
 
+	// TagsOf, a func(key string, value V) []string, returns further tags of a value,
+	// whichever call fetches or sets it: GetMany's values have no others. It is called
+	// from several goroutines. Default none.
+	TagsOf any `json:"-"`
+
 	// Jitter spreads the expiry of values that were fetched together: each is
 	// fresh for a random time between TTL*(1-Jitter) and TTL. From 0 to less
 	// than 1. Default 0.
@@ -148,6 +153,10 @@ type Policy struct {
 	// lease, while Redis is away (FailOpen); further ones queue. Default 32.
 	MaxUnguarded int
 
+	// MaxBatch bounds the keys of one call of GetMany's fetch; for more there are
+	// several calls, one after the other. Default 1000.
+	MaxBatch int
+
 	// MaxBytes bounds an encoded value, before compression, when it is stored,
 	// and what a compressed one may expand to when it is read. A larger one is
 	// handed to its callers, reported, and not stored. Default 16 MiB.
@@ -191,6 +200,7 @@ func (p Policy) withDefaults() Policy {
 	def(&p.Quarantine, max(time.Minute, 2*(p.FetchTimeout+p.Lease)))
 	def(&p.WaitTimeout, p.FetchTimeout+p.Lease)
 	def(&p.MaxUnguarded, 32)
+	def(&p.MaxBatch, 1000)
 	def(&p.MaxBytes, 16<<20)
 	return p
 }
@@ -259,6 +269,9 @@ func (p Policy) validate() error {
 	}
 	if p.MaxUnguarded < 1 {
 		bad("MaxUnguarded is %d, must be at least 1", p.MaxUnguarded)
+	}
+	if p.MaxBatch < 1 {
+		bad("MaxBatch is %d, must be at least 1", p.MaxBatch)
 	}
 	if p.MaxBytes < 1 {
 		bad("MaxBytes is %d, must be at least 1", p.MaxBytes)

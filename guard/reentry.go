@@ -11,6 +11,7 @@ import (
 type frame struct {
 	engine *engine
 	key    string
+	batch  *fetchKeys // in place of key, for one of many
 	outer  *frame
 	ended  atomic.Bool // the fetch returned; its context may live on
 }
@@ -18,16 +19,45 @@ type frame struct {
 type frameKey struct{}
 
 func enter(ctx context.Context, e *engine, key string) (context.Context, *frame) {
-	outer, _ := ctx.Value(frameKey{}).(*frame)
-	f := &frame{engine: e, key: key, outer: outer}
+	return enterFrame(ctx, &frame{engine: e, key: key})
+}
+
+// enterMany marks the fetch of a batch.
+func enterMany(ctx context.Context, e *engine, keys *fetchKeys) (context.Context, *frame) {
+	return enterFrame(ctx, &frame{engine: e, batch: keys})
+}
+
+func enterFrame(ctx context.Context, f *frame) (context.Context, *frame) {
+	f.outer, _ = ctx.Value(frameKey{}).(*frame)
 	return context.WithValue(ctx, frameKey{}, f), f
+}
+
+// holds reports whether a call for key from within would wait for the fetch
+// itself.
+func (f *frame) holds(key string) bool {
+	if f.batch != nil {
+		return f.batch.holds(key)
+	}
+	return f.key == key
+}
+
+// fetchKeys are the keys of a fetch that is one of several, which run one after
+// the other: to wait for a key of a later one is to wait for oneself, too.
+type fetchKeys struct {
+	turn map[string]int // of each key
+	now  int
+}
+
+func (k *fetchKeys) holds(key string) bool {
+	turn, ok := k.turn[key]
+	return ok && turn >= k.now
 }
 
 // within reports whether ctx belongs to a fetch of key.
 func within(ctx context.Context, e *engine, key string) bool {
 	f, _ := ctx.Value(frameKey{}).(*frame)
 	for ; f != nil; f = f.outer {
-		if f.engine == e && f.key == key && !f.ended.Load() {
+		if f.engine == e && f.holds(key) && !f.ended.Load() {
 			return true
 		}
 	}

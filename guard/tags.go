@@ -51,6 +51,14 @@ func (e *engine) storeTags(tags []string) []string {
 	return out
 }
 
+// tagsOfValue are the tags that the policy finds a value to have.
+func (e *engine) tagsOfValue(key string, value any) []string {
+	if e.tagsOf == nil {
+		return nil
+	}
+	return e.tagsOf(key, value)
+}
+
 // DeleteTag removes all values that carry one of the tags, at a cost that
 // doesn't depend on how many they are: a Get that starts after DeleteTag returned
 // does not return a value that carries one and whose fetch started before. A fetch
@@ -96,7 +104,7 @@ type stamping struct {
 // mayCarryTags reports whether what the flight fetches may carry tags: what is
 // sure not to needs no stamp.
 func (p *pursuit) mayCarryTags() bool {
-	return len(p.policy.Tags) > 0 || p.call.tags || p.known != nil && len(p.known.Entry.Tags) > 0
+	return len(p.policy.Tags) > 0 || p.tagsOf != nil || p.call.tags || p.known != nil && len(p.known.Entry.Tags) > 0
 }
 
 // beginStamp reads the clock beside the first acquire. Later ones are of flights

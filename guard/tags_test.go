@@ -583,3 +583,95 @@ func TestDeleteTagWithRedisAwayIsAnError(t *testing.T) {
 		}
 	})
 }
+
+// What many keys are fetched for carries tags, and meets deletions, as what one is.
+func TestBatchCarriesTags(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.Tags = []string{"all"}
+			p.TagsOf = func(key, value string) []string { return []string{"key:" + key, "value:" + value} }
+		}))[0]
+		n := 0
+		many := func(keys ...string) map[string]string {
+			got, err := g.GetMany(ctx, keys, func(_ context.Context, keys []string) (map[string]string, error) {
+				m := map[string]string{}
+				for _, k := range keys {
+					n++
+					m[k] = "v"
+				}
+				return m, nil
+			})
+			must(w, err)
+			return got
+		}
+		fetched := func(want int, why string, keys ...string) {
+			w.Helper()
+			n = 0
+			many(keys...)
+			if n != want {
+				w.Errorf("%s: %d keys were fetched, want %d", why, n, want)
+			}
+		}
+		fetched(3, "cold", "a", "b", "c")
+		fetched(0, "warm", "a", "b", "c")
+		must(w, g.DeleteTag(ctx, "key:a"))
+		fetched(1, "one deleted by its key's tag", "a", "b", "c")
+		must(w, g.DeleteTag(ctx, "all"))
+		fetched(3, "all deleted by the policy's tag", "a", "b", "c")
+		must(w, g.DeleteTag(ctx, "value:v"))
+		fetched(3, "all deleted by their value's tag", "a", "b", "c")
+		must(w, g.Set(ctx, "d", "v"))
+		fetched(0, "set", "d")
+		must(w, g.DeleteTag(ctx, "value:v"))
+		fetched(1, "deleted after it was set", "d")
+	})
+}
+
+// Nothing that was fetched for many keys before a tag was deleted is stored, or
+// given to who came after.
+func TestTagDeletedWhileABatchIsFetched(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = func(key, _ string) []string { return []string{key} } }))[0]
+		began, goOn := make(chan struct{}), make(chan struct{})
+		done := make(chan map[string]string)
+		go func() {
+			got, err := g.GetMany(ctx, []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) {
+				close(began)
+				<-goOn
+				return map[string]string{"a": "old", "b": "old"}, nil
+			})
+			if err != nil {
+				w.Error(err)
+			}
+			done <- got
+		}()
+		<-began
+		must(w, g.DeleteTag(ctx, "a"))
+		later := make(chan string)
+		go func() { later <- get(w, g, "a", func(context.Context) (string, error) { return "new", nil }) }()
+		synctest.Wait()
+		close(goOn)
+		if got := <-done; got["a"] != "old" || got["b"] != "old" {
+			w.Errorf("who asked before got %v", got)
+		}
+		if got := <-later; got != "new" {
+			w.Errorf("who asked after the tag was deleted got %q", got)
+		}
+		for key, want := range map[string]string{"a": "new", "b": "old"} {
+			if r, err := g.Peek(ctx, key); err != nil || r.Value != want {
+				w.Errorf("%s is stored as %q, %v, want %q", key, r.Value, err, want)
+			}
+		}
+	})
+}
+
+func TestTagsOfIsValidated(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		store, err := cache.NewMemory(cache.MemoryOptions{})
+		must(w, err)
+		_, err = guard.New[string](store, "g", guard.Policy{TTL: time.Minute, TagsOf: func(int) []string { return nil }})
+		if err == nil || !strings.Contains(err.Error(), "TagsOf") {
+			w.Errorf("a TagsOf of another type: %v", err)
+		}
+	})
+}

@@ -65,7 +65,7 @@ func Run(t *testing.T, h Harness) {
 	if h.Patience == 0 {
 		h.Patience = 10 * time.Second
 	}
-	for _, group := range [][]test{readTests, acquireTests, pauseTests, fillTests, renewTests, changeTests, deathTests, watchTests, followTests, tagTests, keyTests, limitTests} {
+	for _, group := range [][]test{readTests, acquireTests, pauseTests, fillTests, renewTests, changeTests, deathTests, watchTests, followTests, tagTests, keyTests, limitTests, manyTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				if h.Parallel {

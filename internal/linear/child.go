@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
@@ -53,7 +54,8 @@ func Main() {
 }
 
 type child struct {
-	guard *guard.Guard[string]
+	guard  *guard.Guard[string]
+	tagged atomic.Bool // values carry tags
 
 	mu  sync.Mutex // guards out
 	out io.Writer  // records, to the parent
@@ -80,6 +82,7 @@ func runChild(in io.Reader, out io.Writer) error {
 		return err
 	}
 	c := &child{out: out}
+	o.Policy.TagsOf = c.tagsOf
 	if c.guard, err = guard.New[string](store, "linear", o.Policy); err != nil {
 		return err
 	}
@@ -114,6 +117,18 @@ func (c *child) tell(o Op) {
 // tagName is the tag that the values of a key carry, and of some of its
 // neighbours.
 func tagName(key uint32) string { return "t" + strconv.FormatUint(uint64(key/keysOfATag), 10) }
+
+// tagsOf is what the values of a key carry, whoever fetches or sets them.
+func (c *child) tagsOf(key, _ string) []string {
+	if !c.tagged.Load() {
+		return nil
+	}
+	n, err := strconv.ParseUint(key, 10, 32)
+	if err != nil {
+		panic(err) // see keyName
+	}
+	return []string{tagName(uint32(n))}
+}
 
 // keysOfATag share a tag.
 const keysOfATag = 3

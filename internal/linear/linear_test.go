@@ -49,6 +49,7 @@ var contended = linear.Load{
 	Sets: 0.04, Deletes: 0.08,
 	FetchMin: time.Millisecond, FetchMax: 20 * time.Millisecond,
 	FetchFails: 0.05, Impatient: 0.05,
+	Batches: 0.3,
 }
 
 // withTags is contended, with keys that share tags by which they are deleted.
@@ -121,7 +122,13 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 func TestWithoutTheSharingRuleAViolationIsFound(t *testing.T) {
 	cfg := config(shortLived)
 	cfg.SharingRuleOff = true
-	findViolation(t, cfg, contended)
+	for name, batches := range map[string]float64{"one key at a time": 0, "batches": 1} {
+		t.Run(name, func(t *testing.T) {
+			load := contended
+			load.Batches = batches
+			findViolation(t, cfg, load)
+		})
+	}
 }
 
 // The same for tags: nobody looks whether one was deleted during the fetch.
@@ -130,7 +137,12 @@ func TestWithoutTheCheckOfTagsAViolationIsFound(t *testing.T) {
 	cfg.TagCheckOff = true
 	load := withTags(contended)
 	load.Sets, load.Deletes = 0, 0
-	findViolation(t, cfg, load)
+	for name, batches := range map[string]float64{"one key at a time": 0, "batches": 1} {
+		t.Run(name, func(t *testing.T) {
+			load.Batches = batches
+			findViolation(t, cfg, load)
+		})
+	}
 }
 
 func findViolation(t *testing.T, cfg linear.Config, load linear.Load) {
@@ -192,6 +204,9 @@ func check(t *testing.T, histories map[uint32][]linear.Op) {
 	t.Logf("%d histories: %v; checked in %v, the longest search took %v",
 		len(histories), s, time.Since(began).Round(time.Millisecond), longest.Round(time.Microsecond))
 	s.mustSaySomething(t, 100)
+	if s.bySource[linear.FromBatch] < 1000 {
+		t.Errorf("too little was got by batches: %v", s)
+	}
 }
 
 // checkDirectly answers how many Gets of a key break P3, and shows the first.
@@ -268,7 +283,11 @@ func describe(history []linear.Op) string {
 		}
 		switch o.Kind {
 		case linear.Get:
-			fmt.Fprintf(&b, "Get (%s), %s that began at %s", o.Source, what, ms(o.Value.At))
+			source := o.Source.String()
+			if o.Source == linear.FromBatch {
+				source = "one of a batch"
+			}
+			fmt.Fprintf(&b, "Get (%s), %s that began at %s", source, what, ms(o.Value.At))
 		case linear.Set:
 			b.WriteString("Set")
 		case linear.Delete:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,6 +31,8 @@ type Load struct {
 
 	Sets, Deletes float64       // of a worker's calls; the rest are Gets
 	TagDeletes    float64       // and so many are DeleteTags; 0: values carry no tags
+	Batches       float64       // so many Gets are one of several keys, each a Get of its own to the check
+	BatchKeys     int           // at most, in each; 0: as many as Keys
 	DeleteEvery   time.Duration // one more worker deletes at this rate; 0: none
 
 	FetchMin, FetchMax time.Duration
@@ -50,6 +53,7 @@ type worker struct {
 
 // run carries out a load, and returns when the last call has.
 func (c *child) run(l *Load) {
+	c.tagged.Store(l.TagDeletes > 0)
 	var all sync.WaitGroup
 	budget := make(chan struct{}, max(1, l.Gets))
 	for range l.Gets {
@@ -128,15 +132,74 @@ func (w *worker) call() {
 		w.delete(key)
 	case p < w.load.Sets+w.load.Deletes+w.load.TagDeletes:
 		w.deleteTag(key)
+	case rand.Float64() < w.load.Batches:
+		w.getMany(key)
 	default:
 		w.get(key)
 	}
 }
 
+// getMany gets the key and others in one call, and tells of each.
+func (w *worker) getMany(key uint32) {
+	n := w.load.BatchKeys
+	if n == 0 {
+		n = w.load.Keys
+	}
+	keys := []uint32{key}
+	names := []string{keyName(key)}
+	for range rand.IntN(n) {
+		if key := w.key(); !slices.Contains(keys, key) {
+			keys, names = append(keys, key), append(names, keyName(key))
+		}
+	}
+	called := Now()
+	values, err := w.guard.GetMany(context.Background(), names, w.fetchMany)
+	returned := Now()
+	var batch *guard.BatchError
+	if err != nil && !errors.As(err, &batch) {
+		panic(err) // another kind of error is none of GetMany's
+	}
+	for i, key := range keys {
+		o := Op{Kind: Get, Key: key, Call: called, Return: returned, Source: FromBatch}
+		text, ok := values[names[i]]
+		if o.Failed = !ok; ok {
+			v, err := parseValue(text)
+			if err != nil {
+				panic(err)
+			}
+			o.Value = v
+		}
+		w.tell(o)
+	}
+}
+
+func (w *worker) fetchMany(ctx context.Context, keys []string) (map[string]string, error) {
+	values := map[string]string{}
+	for _, key := range keys {
+		values[key] = Value{At: Now(), ID: rand.Uint64()}.String()
+	}
+	l := w.load
+	select {
+	case <-time.After(l.FetchMin + rand.N(l.FetchMax-l.FetchMin+1)):
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	failed := map[string]error{}
+	for _, key := range keys {
+		if rand.Float64() < l.FetchFails {
+			failed[key] = errFetch
+		}
+	}
+	if len(failed) > 0 {
+		return values, &guard.BatchError{Errs: failed}
+	}
+	return values, nil
+}
+
 func (w *worker) set(key uint32) {
 	o := Op{Kind: Set, Key: key, Call: Now()}
 	o.Value = Value{Set: true, At: o.Call, ID: rand.Uint64()}
-	err := w.guard.Set(context.Background(), keyName(key), o.Value.String(), w.tags(key)...)
+	err := w.guard.Set(context.Background(), keyName(key), o.Value.String())
 	o.Return, o.Failed = Now(), err != nil
 	w.tell(o)
 }
@@ -158,14 +221,6 @@ func (w *worker) deleteTag(key uint32) {
 	}
 }
 
-// tags are what the values of a key carry.
-func (w *worker) tags(key uint32) []string {
-	if w.load.TagDeletes == 0 {
-		return nil
-	}
-	return []string{tagName(key)}
-}
-
 func (w *worker) get(key uint32) {
 	ctx := context.Background()
 	if rand.Float64() < w.load.Impatient {
@@ -174,7 +229,7 @@ func (w *worker) get(key uint32) {
 		defer cancel()
 	}
 	o := Op{Kind: Get, Key: key, Call: Now()}
-	res, err := w.guard.Load(ctx, keyName(key), w.fetchOf(key))
+	res, err := w.guard.Load(ctx, keyName(key), w.fetch)
 	o.Return, o.Failed, o.Source = Now(), err != nil, res.Source
 	if err != nil && w.load.Calm {
 		fmt.Fprintf(os.Stderr, "linear: Get of %d failed after %v: %v\n", key, time.Duration(o.Return-o.Call), err)
@@ -188,13 +243,6 @@ func (w *worker) get(key uint32) {
 }
 
 var errFetch = errors.New("the fetch failed")
-
-func (w *worker) fetchOf(key uint32) func(context.Context, *guard.Fill[string]) (string, error) {
-	return func(ctx context.Context, f *guard.Fill[string]) (string, error) {
-		f.Tags = w.tags(key)
-		return w.fetch(ctx, f)
-	}
-}
 
 func (w *worker) fetch(ctx context.Context, f *guard.Fill[string]) (string, error) {
 	v := Value{At: Now(), ID: rand.Uint64()}

@@ -19,6 +19,10 @@ const (
 	DeleteTag
 )
 
+// FromBatch is the Source of a Get that was one key of a GetMany, which doesn't
+// say where a value came from.
+const FromBatch guard.Source = 100
+
 // An Op is one call of a guard, as the process saw it that made it. Instants are
 // nanoseconds of a clock that all processes share.
 type Op struct {

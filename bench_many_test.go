@@ -1,0 +1,142 @@
+package stampede_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// quote is a small struct, of about 100 bytes encoded.
+type quote struct {
+	Pair, Venue, Note string
+	Bid, Ask          float64
+	At                int64
+}
+
+// BenchmarkGetManyWarm compares GetMany of a thousand stored, fresh keys with an
+// MGET of as many values of the same size, call by call in turn: ratio is that of
+// the medians.
+func BenchmarkGetManyWarm(b *testing.B) {
+	b.Run("string", func(b *testing.B) {
+		getManyWarm(b, func(int) string { return string(value[:100]) })
+	})
+	b.Run("bytes", func(b *testing.B) {
+		getManyWarm(b, func(int) []byte { return value[:100] })
+	})
+	b.Run("struct", func(b *testing.B) {
+		getManyWarm(b, func(i int) quote {
+			return quote{"EURUSD", "somewhere", "as of close", 1.0842, 1.0844, int64(i)}
+		})
+	})
+}
+
+func getManyWarm[V any](b *testing.B, value func(i int) V) {
+	client := redistest.RunStandalone(b, redistest.StandaloneConfig{}).Client()
+	store, err := cache.NewRedis(client, cache.Options{Namespace: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = store.Close() })
+	g, err := guard.New[V](store, "g", guard.Policy{TTL: time.Hour, WhenUnavailable: guard.FailClosed})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = g.Close() })
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	keys := make([]string, many)
+	for i := range keys {
+		keys[i] = key(i)
+		payload, err := cache.CodecFor[V]().Marshal(value(i))
+		if err := errors.Join(err, g.Set(ctx, keys[i], value(i)), client.Set(ctx, keys[i], payload, 0).Err()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	never := func(context.Context, []string) (map[string]V, error) { return nil, errNotStored }
+	var raw, warm []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		if err := client.MGet(ctx, keys...).Err(); err != nil {
+			b.Fatal(err)
+		}
+		between := time.Now()
+		if got, err := g.GetMany(ctx, keys, never); err != nil || len(got) != many {
+			b.Fatal(len(got), err)
+		}
+		raw, warm = append(raw, between.Sub(start)), append(warm, time.Since(between))
+	}
+	slices.Sort(raw)
+	slices.Sort(warm)
+	n := len(raw)
+	b.ReportMetric(float64(raw[n/2].Nanoseconds()), "ns/MGET")
+	b.ReportMetric(float64(warm[n/2].Nanoseconds()), "ns/GetMany")
+	b.ReportMetric(float64(warm[n/2])/float64(raw[n/2]), "ratio")
+}
+
+// BenchmarkGetManyCold fetches (nothing) and stores a thousand keys in one call,
+// and counts what is sent at once.
+func BenchmarkGetManyCold(b *testing.B) {
+	client := redistest.RunStandalone(b, redistest.StandaloneConfig{}).Client()
+	store, err := cache.NewRedis(client, cache.Options{Namespace: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = store.Close() })
+	g, err := guard.New[[]byte](store, "g", guard.Policy{TTL: time.Minute, WhenUnavailable: guard.FailClosed})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = g.Close() })
+	sent := &trips{}
+	client.AddHook(sent)
+	fetches, n := 0, 0
+	fetch := func(_ context.Context, keys []string) (map[string][]byte, error) {
+		fetches++
+		got := make(map[string][]byte, len(keys))
+		for _, k := range keys {
+			got[k] = value[:100]
+		}
+		return got, nil
+	}
+	for b.Loop() {
+		n++
+		keys := make([]string, many)
+		for i := range keys {
+			keys[i] = "cold:" + strconv.Itoa(n) + ":" + strconv.Itoa(i)
+		}
+		if got, err := g.GetMany(b.Context(), keys, fetch); err != nil || len(got) != many {
+			b.Fatal(len(got), err)
+		}
+	}
+	b.ReportMetric(float64(fetches)/float64(n), "fetches/op")
+	b.ReportMetric(float64(sent.n.Load())/float64(n), "trips/op")
+}
+
+// trips counts round trips: commands by themselves and pipelines.
+type trips struct{ n atomic.Int64 }
+
+func (t *trips) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (t *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		t.n.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (t *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		t.n.Add(1)
+		return next(ctx, cmds)
+	}
+}

@@ -1,0 +1,343 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// trips counts the round trips of a client, and tells a function of each
+// pipeline of scripts that was carried out.
+type trips struct {
+	n     atomic.Int64
+	mu    sync.Mutex
+	after func(cmds []redis.Cmder)
+}
+
+func (h *trips) set(f func([]redis.Cmder)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.after = f
+}
+
+func (h *trips) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.n.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (h *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.n.Add(1)
+		err := next(ctx, cmds)
+		h.mu.Lock()
+		f := h.after
+		h.mu.Unlock()
+		if f != nil && cmds[0].Name() != "get" {
+			f(cmds)
+			for _, cmd := range cmds {
+				if cmd.Err() != nil {
+					return cmd.Err()
+				}
+			}
+		}
+		return err
+	}
+}
+
+func (h *trips) since(n *int64) int64 {
+	now := h.n.Load()
+	d := now - *n
+	*n = now
+	return d
+}
+
+func tripped(t *testing.T) (*cache.Redis, *trips, *redis.Client) {
+	t.Helper()
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	client := server.Client()
+	h := &trips{}
+	client.AddHook(h)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	// Its subscription is live.
+	a, err := s.Acquire(context.Background(), "first", lasting())
+	if err != nil || s.Release(context.Background(), a.Lease) != nil {
+		t.Fatal(err)
+	}
+	return s, h, server.Client()
+}
+
+func requestsFor(n int) (keys []string, requests []cache.Request, leases []string) {
+	for i := range n {
+		key := fmt.Sprint("k", i)
+		keys = append(keys, key)
+		requests = append(requests, cache.Request{Key: key, Ask: lasting()})
+		leases = append(leases, "test:{"+key+"}:lease")
+	}
+	return keys, requests, leases
+}
+
+// acquired checks that everything was granted, and returns the fills.
+func acquired(t *testing.T, answers []cache.Acquired) (returns []cache.Return) {
+	t.Helper()
+	for i, a := range answers {
+		if a.Err != nil || a.Answer.Verdict != cache.Granted {
+			t.Fatalf("key %d: %+v, %v", i, a.Answer, a.Err)
+		}
+		returns = append(returns, cache.Return{Lease: a.Answer.Lease, Entry: entryOf("v", time.Minute)})
+	}
+	return returns
+}
+
+func stored(t *testing.T, done []cache.Returned) {
+	t.Helper()
+	for i, d := range done {
+		if !d.OK || d.Err != nil {
+			t.Fatalf("key %d: %+v", i, d)
+		}
+	}
+}
+
+func TestManyKeysTakeFewRoundTrips(t *testing.T) {
+	s, h, _ := tripped(t)
+	ctx := t.Context()
+	keys, requests, _ := requestsFor(1000)
+	n := h.n.Load()
+	for _, r := range s.ReadMany(ctx, keys) {
+		if r.Err != nil || r.Reading.Found {
+			t.Fatalf("%+v", r)
+		}
+	}
+	read := h.since(&n)
+	returns := acquired(t, s.AcquireMany(ctx, requests))
+	asked := h.since(&n)
+	stored(t, s.ReturnMany(ctx, returns))
+	filled := h.since(&n)
+	if read != 1 || asked > 2 || filled > 2 { // 2: its script is new to the server
+		t.Errorf("%d round trips to read, %d to acquire, %d to fill", read, asked, filled)
+	}
+	for _, want := range []int64{2, 1, 1} {
+		for _, r := range s.ReadMany(ctx, keys) {
+			if r.Err != nil || !r.Reading.Found {
+				t.Fatalf("%+v", r)
+			}
+		}
+		if got := h.since(&n); got != want {
+			t.Errorf("%d round trips for warm keys, want %d", got, want)
+		}
+	}
+}
+
+func TestScriptsThatWereFlushedAreSentAgainInPipelines(t *testing.T) {
+	s, h, admin := tripped(t)
+	ctx := t.Context()
+	keys, requests, _ := requestsFor(300)
+	flush := func() {
+		if err := admin.ScriptFlush(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flush()
+	n := h.n.Load()
+	returns := acquired(t, s.AcquireMany(ctx, requests))
+	flush()
+	returns[0] = cache.Return{Lease: returns[0].Lease, Failed: true, Failure: []byte("why")}
+	returns[1] = cache.Return{Lease: returns[1].Lease}
+	stored(t, s.ReturnMany(ctx, returns))
+	if got := h.since(&n); got != 4 {
+		t.Errorf("%d round trips, want 4", got)
+	}
+	for i, r := range s.ReadMany(ctx, keys) {
+		if r.Err != nil || r.Reading.Found != (i > 1) {
+			t.Fatalf("key %d: %+v", i, r)
+		}
+	}
+}
+
+// The caller leaves as the answer comes: whoever deals with it, no lease is left.
+func TestGrantsOfManyThatComeAsTheirCallerLeavesAreNotLeftBehind(t *testing.T) {
+	s, h, admin := tripped(t)
+	_, requests, leases := requestsFor(50)
+	for range 100 {
+		ctx, cancel := context.WithCancel(context.Background())
+		h.set(func([]redis.Cmder) { cancel() })
+		var back []cache.Return
+		for _, a := range s.AcquireMany(ctx, requests) {
+			if a.Err == nil && a.Answer.Verdict == cache.Granted {
+				back = append(back, cache.Return{Lease: a.Answer.Lease})
+			}
+		}
+		cancel()
+		h.set(nil)
+		s.ReturnMany(context.Background(), back)
+		eventually(t, func() bool { return admin.Exists(t.Context(), leases...).Val() == 0 })
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	tries, err := admin.Keys(t.Context(), "test:*:tries").Result()
+	if err != nil || len(tries) > 0 {
+		t.Errorf("attempts are left: %v, %v", tries, err)
+	}
+}
+
+// What a pipeline granted and its answer was lost is the caller's all the same.
+func TestGrantsOfManyWhoseAnswersWereLostAreReplaced(t *testing.T) {
+	for name, lost := range map[string]func(i int) bool{"all": func(int) bool { return true }, "from the 20th on": func(i int) bool { return i >= 20 }} {
+		t.Run(name, func(t *testing.T) {
+			s, h, admin := tripped(t)
+			_, requests, leases := requestsFor(50)
+			h.set(func(cmds []redis.Cmder) {
+				h.set1(nil)
+				for i, cmd := range cmds {
+					if lost(i) {
+						cmd.SetErr(io.ErrUnexpectedEOF)
+					}
+				}
+			})
+			returns := acquired(t, s.AcquireMany(t.Context(), requests))
+			if n := admin.Exists(t.Context(), leases...).Val(); n != 50 {
+				t.Errorf("%d leases", n)
+			}
+			stored(t, s.ReturnMany(t.Context(), returns))
+			if n := admin.Exists(t.Context(), leases...).Val(); n != 0 {
+				t.Errorf("%d leases are left", n)
+			}
+		})
+	}
+}
+
+// set1 is set from within what was set.
+func (h *trips) set1(f func([]redis.Cmder)) { go h.set(f) }
+
+// A fill isn't sent again unless it was certainly not carried out.
+func TestFillsOfManyAreNotSentTwice(t *testing.T) {
+	s, h, _ := tripped(t)
+	_, requests, _ := requestsFor(11)
+	returns := acquired(t, s.AcquireMany(t.Context(), requests))
+	stored(t, s.ReturnMany(t.Context(), returns[10:])) // the server knows the script
+	returns = returns[:10]
+	n := h.n.Load()
+	h.set(func(cmds []redis.Cmder) { cmds[3].SetErr(io.ErrUnexpectedEOF) })
+	for i, d := range s.ReturnMany(t.Context(), returns) {
+		if lost := i == 3; d.OK == lost || errors.Is(d.Err, cache.ErrUnavailable) != lost {
+			t.Errorf("key %d: %+v", i, d)
+		}
+	}
+	h.set(nil)
+	if got := h.since(&n); got != 1 {
+		t.Errorf("%d round trips", got)
+	}
+}
+
+// A thousand keys may take longer than one call may.
+func TestManyKeysHaveMoreTime(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	client := server.Client()
+	h := &trips{}
+	client.AddHook(h)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: 400 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	h.set(func([]redis.Cmder) { time.Sleep(600 * time.Millisecond) })
+	_, requests, _ := requestsFor(1000)
+	returns := acquired(t, s.AcquireMany(t.Context(), requests))
+	stored(t, s.ReturnMany(t.Context(), returns))
+}
+
+func TestUserWithoutMGETReadsManyKeysAllTheSame(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{}) // the documented user may not use it
+	s, err := cache.NewRedis(asUser(t, server, granted...), cache.Options{Namespace: "app"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, key := range []string{"a", "b"} {
+		if err := s.Set(t.Context(), key, entryOf("v", time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := server.Client().LPush(t.Context(), "app:{list}", "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		got := s.ReadMany(t.Context(), []string{"a", "none", "b", "list"})
+		if !got[0].Reading.Fresh() || got[1].Reading.Found || !got[2].Reading.Fresh() || got[3].Reading == nil || got[3].Reading.Damage == nil {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
+func TestForeignTypeAmongManyIsOverwritten(t *testing.T) {
+	s, _, admin := tripped(t)
+	if err := admin.LPush(t.Context(), "test:{k1}", "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	keys, requests, _ := requestsFor(3)
+	for _, r := range s.ReadMany(t.Context(), keys) {
+		if r.Err != nil || r.Reading.Found {
+			t.Errorf("%+v", r)
+		}
+	}
+	stored(t, s.ReturnMany(t.Context(), acquired(t, s.AcquireMany(t.Context(), requests))))
+	if r := s.ReadMany(t.Context(), keys)[1]; r.Err != nil || !r.Reading.Fresh() {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestManyKeysOfADeadRedisFailAtOnce(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	proxy := redistest.RunProxy(t, server.Addr())
+	o := proxy.Options()
+	o.ReadTimeout, o.DialTimeout = 200*time.Millisecond, 200*time.Millisecond
+	client := redis.NewClient(o)
+	defer client.Close()
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := proxy.Blackhole(); err != nil {
+		t.Fatal(err)
+	}
+	keys, requests, _ := requestsFor(1000)
+	start := time.Now()
+	for range 3 {
+		for _, r := range s.ReadMany(t.Context(), keys) {
+			if !errors.Is(r.Err, cache.ErrUnavailable) {
+				t.Fatalf("%+v", r)
+			}
+		}
+		for _, a := range s.AcquireMany(t.Context(), requests) {
+			if !errors.Is(a.Err, cache.ErrUnavailable) {
+				t.Fatalf("%+v", a)
+			}
+		}
+	}
+	// 400 ms each, a few times until the breaker opens.
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if err := proxy.Restore(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,38 @@
+package cache
+
+import "context"
+
+// ReadMany implements [Store].
+func (m *Memory) ReadMany(ctx context.Context, keys []string) []ReadResult {
+	all := make([]ReadResult, len(keys))
+	for i, key := range keys {
+		all[i].Reading, all[i].Err = m.Read(ctx, key)
+	}
+	return all
+}
+
+// AcquireMany implements [Store].
+func (m *Memory) AcquireMany(ctx context.Context, requests []Request) []Acquired {
+	all := make([]Acquired, len(requests))
+	for i, r := range requests {
+		all[i].Answer, all[i].Err = m.Acquire(ctx, r.Key, r.Ask)
+	}
+	return all
+}
+
+// ReturnMany implements [Store].
+func (m *Memory) ReturnMany(ctx context.Context, returns []Return) []Returned {
+	all := make([]Returned, len(returns))
+	for i, r := range returns {
+		switch {
+		case r.Entry != nil:
+			all[i].OK, all[i].Err = m.Fill(ctx, r.Lease, r.Entry)
+		case r.Failed:
+			all[i].OK, all[i].Err = m.Fail(ctx, r.Lease, r.Failure, r.Pause)
+		default:
+			all[i].Err = m.Release(ctx, r.Lease)
+			all[i].OK = all[i].Err == nil
+		}
+	}
+	return all
+}

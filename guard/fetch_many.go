@@ -1,0 +1,131 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// manyFetch is the user's fetch of many keys, without its type. What it got is
+// asked for by key.
+type manyFetch func(ctx context.Context, keys []string) (got func(key string) (any, bool), err error)
+
+// one is the fetch of one key, for a flight that has to fetch by itself.
+func (fetch manyFetch) one(key string) func(context.Context, *fill) (any, error) {
+	return func(ctx context.Context, _ *fill) (any, error) {
+		got, err := fetch(ctx, []string{key})
+		value, ok := got(key)
+		return resultOf(key, value, ok, err, partOf(err))
+	}
+}
+
+// partOf is the error for some keys only that err wraps, or nil.
+func partOf(err error) *BatchError {
+	part, _ := errors.AsType[*BatchError](err)
+	return part
+}
+
+// resultOf is what a fetch's answer says of one key.
+func resultOf(key string, value any, ok bool, err error, part *BatchError) (any, error) {
+	if part != nil && part.Errs[key] != nil {
+		return nil, part.Errs[key]
+	}
+	switch {
+	case ok:
+		return value, nil
+	case err != nil && part == nil:
+		return nil, err
+	}
+	return nil, ErrNotFound
+}
+
+// runFetchMany is runFetch for many keys, with one call of the fetch, and what
+// it came to for each. evs are the keys' events; each key counts as a fetch. What
+// becomes of the leases meanwhile is not its business: unwanted is closed when
+// nobody can use any of the results.
+func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchKeys, evs []Event, unwanted <-chan struct{}) []fetched {
+	timeout := fmt.Errorf("%w: the fetch of %d keys took longer than %v", ErrFetchTimeout, len(evs), e.policy.FetchTimeout)
+	if len(evs) == 1 {
+		timeout = fmt.Errorf("%w: %s took longer than %v", ErrFetchTimeout, e.about(evs[0].Key), e.policy.FetchTimeout)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
+	defer cancel()
+	names := make([]string, len(evs))
+	for i, ev := range evs {
+		names[i] = ev.Key
+		e.observeAs(cache.FetchStarted, ev)
+	}
+	start := time.Now()
+	done := make(chan []fetched, 1)
+	go e.callFetchMany(ctx, fetch, names, keys, done) // see runFetch
+	var rs []fetched
+	select {
+	case rs = <-done:
+	case <-ctx.Done():
+		rs = all(len(evs), fetched{err: context.Cause(ctx)})
+	case <-unwanted:
+		rs = all(len(evs), fetched{lost: true, err: context.Canceled})
+	}
+	took := time.Since(start)
+	for i := range rs {
+		r, ev := &rs[i], evs[i]
+		r.took = took
+		r.fill.attempt, r.fill.ttl, r.fill.staleFor = max(1, ev.Attempt), e.policy.TTL, e.policy.Stale
+		if r.fill.tags == nil {
+			r.fill.tags = e.policy.Tags
+		}
+		if errors.Is(r.err, context.DeadlineExceeded) && context.Cause(ctx) == timeout {
+			r.err = timeout // the fetch heeded its context
+		}
+		ev.Duration, ev.Err = r.took, r.err
+		if r.err != nil {
+			e.observeAs(cache.FetchFailed, ev)
+		} else {
+			e.observeAs(cache.FetchDone, ev)
+		}
+	}
+	return rs
+}
+
+func all(n int, r fetched) []fetched { return slices.Repeat([]fetched{r}, n) }
+
+// callFetchMany calls the user's fetch and packs its values, and answers on done
+// whatever becomes of it.
+func (e *engine) callFetchMany(ctx context.Context, fetch manyFetch, names []string, keys *fetchKeys, done chan<- []fetched) {
+	ctx, frame := enterMany(ctx, e, keys)
+	rs := make([]fetched, len(names))
+	returned := false
+	defer func() {
+		frame.ended.Store(true)
+		if !returned {
+			r := fetched{err: ErrGoexit}
+			if p := recover(); p != nil {
+				r.err = &PanicError{Value: p, Stack: debug.Stack()}
+			}
+			rs = all(len(names), r)
+		}
+		done <- rs
+	}()
+	got, err := fetch(ctx, slices.Clone(names))
+	part := partOf(err)
+	for i, key := range names {
+		value, ok := got(key)
+		r := &rs[i]
+		if r.value, r.err = resultOf(key, value, ok, err, part); r.err != nil {
+			_ = r.err.Error() // see callFetch
+			continue
+		}
+		r.fill.tags = slices.Concat(e.policy.Tags, e.tagsOfValue(key, r.value))
+		if r.err = checkTags(r.fill.tags); r.err != nil {
+			r.err = fmt.Errorf("guard: Policy.TagsOf: %w", r.err)
+			continue
+		}
+		r.entry, r.err = e.pack(r.value)
+	}
+	returned = true
+}
