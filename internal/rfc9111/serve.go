@@ -21,13 +21,72 @@ const (
 )
 
 // MayServe says what may be done with a stored response of an age for a request
-// (RFC 9111, 4). With Validate comes the reason, FwdStale or FwdRequest.
-func MayServe(f Freshness, age time.Duration, req RequestControl) (Verdict, Fwd) { return Validate, FwdStale }
+// (RFC 9111, 4). With Validate and GatewayTimeout comes the reason: FwdRequest if
+// it is fresh and the request says otherwise, and FwdStale if not.
+func MayServe(f Freshness, age time.Duration, req RequestControl) (Verdict, Fwd) {
+	v, why := judge(f, age, req)
+	if v == Validate && req.OnlyIfCached {
+		v = GatewayTimeout
+	}
+	return v, why
+}
+
+func judge(f Freshness, age time.Duration, req RequestControl) (Verdict, Fwd) {
+	left := f.Left(age)
+	switch {
+	case f.NoCache:
+		return Validate, FwdStale
+	case left > 0:
+		return judgeFresh(f, age, req)
+	case f.NeverStale, req.NoCache, req.MinFresh.Set, req.tooOld(age):
+		return Validate, FwdStale
+	case -left < f.StaleWhileRevalidate:
+		return ServeAndRefresh, ""
+	case req.MaxStale.Set && -left <= req.MaxStale.Value:
+		return ServeStale, ""
+	}
+	return Validate, FwdStale
+}
+
+func judgeFresh(f Freshness, age time.Duration, req RequestControl) (Verdict, Fwd) {
+	switch {
+	case req.NoCache,
+		req.tooOld(age) && !f.Immutable,
+		req.MinFresh.Set && f.Left(age) < req.MinFresh.Value:
+		return Validate, FwdRequest
+	}
+	return ServeFresh, ""
+}
+
+func (c *RequestControl) tooOld(age time.Duration) bool {
+	return c.MaxAge.Set && age > c.MaxAge.Value
+}
 
 // MayServeOnError reports whether a stored response of an age may be served as
-// the attempt to validate it failed: no answer came, or one with status 500, 502,
-// 503 or 504 (RFC 5861, 4).
-func MayServeOnError(f Freshness, age time.Duration, req RequestControl) bool { return false }
+// the attempt to validate it failed: no answer came, or one that IsError (RFC
+// 5861, 4). A request that says no-cache gets the error.
+func MayServeOnError(f Freshness, age time.Duration, req RequestControl) bool {
+	left := f.Left(age)
+	switch {
+	case f.NoCache, req.NoCache:
+		return false
+	case left > 0:
+		return true
+	case f.NeverStale:
+		return false
+	}
+	return -left < max(f.StaleIfError, req.StaleIfError.Value)
+}
+
+// IsError reports whether a status is one of those that stale-if-error speaks of.
+func IsError(status int) bool {
+	return status == 500 || status == 502 || status == 503 || status == 504
+}
 
 // MayServeNothing is MayServe if nothing is stored: Validate or GatewayTimeout.
-func MayServeNothing(req RequestControl) Verdict { return Validate }
+func MayServeNothing(req RequestControl) Verdict {
+	if req.OnlyIfCached {
+		return GatewayTimeout
+	}
+	return Validate
+}
