@@ -62,6 +62,11 @@ const (
 	// FlagTooLarge, on a Bypass, says that the value is not private, only larger
 	// than may be stored.
 	FlagTooLarge Flags = 1 << 2
+	// FlagIfError says that the entry, once stale, may only stand in for an error.
+	FlagIfError Flags = 1 << 5
+	// FlagKept says that the entry, once stale, is never served: it is kept for
+	// whoever fetches anew, to be validated.
+	FlagKept Flags = 1 << 6
 )
 
 // An Entry is what a store keeps under a key. No field is a point in time:

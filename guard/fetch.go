@@ -165,6 +165,7 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 		return &cache.Entry{Kind: cache.Bypass, Flags: cache.FlagTooLarge, TTL: p.policy.Bypass, FreshFor: p.policy.Bypass}
 	}
 	r.entry.FreshFor, r.entry.TTL = lifetime(&r.fill, &p.policy)
+	r.entry.Flags |= r.fill.staleUse.flags()
 	return r.entry
 }
 
@@ -175,7 +176,7 @@ func (p *pursuit) renew(ctx context.Context, lease *cache.Lease, start uint64, r
 		return p.fail(ctx, lease, start, r.took, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
 	}
 	old := f.staleReading.Entry
-	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags &^ cache.FlagExpired, Payload: old.Payload}
+	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | f.staleUse.flags(), Payload: old.Payload}
 	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
 	return p.fill(ctx, lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
 }

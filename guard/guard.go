@@ -127,17 +127,21 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 		age := n.entry.Age + time.Since(n.at)
 		return Result[V]{Value: v, Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
 	}
-	o := g.engine.load(call{ctx: ctx, key: key, fetch: func(ctx context.Context, f *fill) (any, error) {
+	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, fetch: telling(fetch)}))
+}
+
+// telling is a fetch for the engine that is told more and may say more.
+func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(context.Context, *fill) (any, error) {
+	return func(ctx context.Context, f *fill) (any, error) {
 		fl := Fill[V]{
 			Attempt: f.attempt, IdempotencyKey: f.idempotencyKey,
-			TTL: f.ttl, StaleFor: f.staleFor, Private: f.private,
+			TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private,
 		}
 		fl.Stale, _ = f.stale.(*V)
 		v, err := fetch(ctx, &fl)
-		f.ttl, f.staleFor, f.private = fl.TTL, fl.StaleFor, fl.Private
+		f.ttl, f.staleFor, f.staleUse, f.private = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private
 		return &v, err
-	}})
-	return g.resultOf(o)
+	}
 }
 
 // Refresh fetches the value anew, once for the fleet, even if what is stored is
@@ -146,6 +150,11 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 // as of Get; a stale value doesn't stand in for them.
 func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
 	return g.get(call{ctx: ctx, key: key, force: true, fetch: plain(fetch)})
+}
+
+// Reload is to Refresh what Load is to Get.
+func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
+	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, force: true, fetch: telling(fetch)}))
 }
 
 // Peek returns what is stored, fresh or stale, and never fetches. Errors:
