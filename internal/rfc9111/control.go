@@ -54,9 +54,9 @@ func (c *ResponseControl) apply(d directive) {
 	case "public":
 		c.Public = true
 	case "private":
-		limit(&c.Private, &c.PrivateFields, d.value)
+		d.limit(&c.Private, &c.PrivateFields)
 	case "no-cache":
-		limit(&c.NoCache, &c.NoCacheFields, d.value)
+		d.limit(&c.NoCache, &c.NoCacheFields)
 	case "must-revalidate":
 		c.MustRevalidate = true
 	case "proxy-revalidate":
@@ -77,8 +77,8 @@ func (c *ResponseControl) apply(d directive) {
 }
 
 // limit applies a directive to the fields that it names, or to all.
-func limit(all *bool, fields *[]string, value string) {
-	names, ok := fieldNames(value)
+func (d directive) limit(all *bool, fields *[]string) {
+	names, ok := d.fieldNames()
 	if !ok {
 		*all = true
 		return

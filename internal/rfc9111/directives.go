@@ -9,6 +9,7 @@ import (
 type directive struct {
 	name      string // lower case
 	value     string // without its quotes
+	quoted    bool   // it had some
 	malformed bool   // white space around =, or text after the closing quote
 }
 
@@ -20,6 +21,7 @@ func directives(lines []string) []directive {
 			name, value, _ := strings.Cut(element, "=")
 			d := directive{name: strings.ToLower(trim(name))}
 			d.value, d.malformed = unquote(value)
+			d.quoted = strings.HasPrefix(value, `"`) && !d.malformed
 			d.malformed = d.malformed || trim(name) != name || trim(value) != value
 			ds = append(ds, d)
 		}
@@ -91,14 +93,19 @@ func unquote(s string) (text string, malformed bool) {
 }
 
 // fieldNames reads the argument of no-cache or private. Not ok: it has none that
-// can be obeyed, so the directive stands for the whole response.
-func fieldNames(value string) (names []string, ok bool) {
-	for name := range strings.SplitSeq(value, ",") {
+// can be obeyed, so the directive stands for the whole response. That goes for an
+// argument without quotes, too: RFC 9111 tells senders not to generate it, and who
+// says private=true doesn't mean a field named True.
+func (d directive) fieldNames() (names []string, ok bool) {
+	if !d.quoted {
+		return nil, false
+	}
+	for name := range strings.SplitSeq(d.value, ",") {
 		name = trim(name)
 		if name == "" {
 			continue
 		}
-		if !isToken(name) {
+		if !isToken(name) || name == "*" {
 			return nil, false
 		}
 		names = append(names, canonical(name))

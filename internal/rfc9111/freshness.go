@@ -66,7 +66,7 @@ func (d Delta) or(other time.Duration) time.Duration {
 	if d.Set {
 		return d.Value
 	}
-	return other
+	return min(max(other, 0), MaxDelta)
 }
 
 // lifetime is RFC 9111, 4.2.1: the first that is there counts, valid or not.
@@ -116,7 +116,10 @@ func (r *Response) guess() (time.Duration, Origin) {
 
 // initialAge is corrected_initial_age of RFC 9111, 4.2.3.
 func (r *Response) initialAge(o Options) time.Duration {
-	age := parseAge(r.Header) + max(r.ResponseTime.Sub(r.RequestTime), 0)
+	age := parseAge(r.Header)
+	if !r.RequestTime.IsZero() {
+		age += min(max(r.ResponseTime.Sub(r.RequestTime), 0), MaxDelta)
+	}
 	if o.ApparentAge {
 		age = max(age, r.ResponseTime.Sub(r.date()))
 	}

@@ -37,7 +37,8 @@ type Response struct {
 	Status int
 	Header http.Header
 	// RequestTime and ResponseTime are when the request was sent and when the
-	// response's header arrived, by one clock. Only their difference is used, and
-	// the latter in place of a missing Date.
+	// response's header arrived, by one clock. The time between them counts as age;
+	// a zero RequestTime means that it took none. ResponseTime also stands in for a
+	// missing Date.
 	RequestTime, ResponseTime time.Time
 }

@@ -73,8 +73,6 @@ func Store(req *http.Request, resp *Response, o Options) Decision {
 		d.limit(Nobody, ReasonVary)
 	case setsCookie(resp.Header, *c, o) && !o.AllowSetCookie:
 		d.limit(Nobody, ReasonSetCookie)
-	case !d.useful(resp, o):
-		d.limit(Nobody, ReasonNoFreshness)
 	}
 	if c.Private || (!o.Shared && len(c.PrivateFields) > 0) {
 		d.limit(restricted, ReasonPrivate)
@@ -84,6 +82,9 @@ func Store(req *http.Request, resp *Response, o Options) Decision {
 	}
 	if setsCookie(resp.Header, *c, o) && !c.saysShared() {
 		d.limit(restricted, ReasonSetCookie)
+	}
+	if !d.useful(resp, o) {
+		d.limit(Nobody, ReasonNoFreshness)
 	}
 	return d
 }

@@ -49,9 +49,7 @@ func (c *ResponseControl) applyMember(key string, member httpsfv.Member) {
 			c.applySeconds(d, v)
 			return
 		case string:
-			d.value = v // of field names; no number, as d is malformed
-		case httpsfv.Token:
-			d.value = string(v)
+			d.value, d.quoted = v, true // of field names; no number, as d is malformed
 		}
 	}
 	c.apply(d)
