@@ -79,7 +79,7 @@ func (r *Response) unmodified(req http.Header) bool {
 	if !dated {
 		modified = r.date() // RFC 9111, 4.3.2
 	}
-	return !modified.Truncate(time.Second).After(since)
+	return !modified.IsZero() && !modified.Truncate(time.Second).After(since)
 }
 
 // condition reads a date of a request. Several, or what isn't a date, are none.

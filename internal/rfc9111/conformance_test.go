@@ -30,7 +30,7 @@ type tested struct {
 func rulesOf[R interface{ about() rule }](test string, rows []R) []tested {
 	var ts []tested
 	for _, r := range rows {
-		ts = append(ts, tested{r.about(), test, "kept"})
+		ts = append(ts, tested{r.about(), test, kept})
 	}
 	return ts
 }
@@ -90,7 +90,7 @@ var sections = []struct{ number, title string }{
 	{"9111 5.3", "RFC 9111, 5.3 to 5.5: Expires, Pragma, Warning"},
 	{"5861", "RFC 5861: stale-while-revalidate, stale-if-error"},
 	{"8246", "RFC 8246: immutable"},
-	{"9110 5.6.7", "RFC 9110, 5 to 7: dates, the fields of a connection"},
+	{"9110 5.6.7", "RFC 9110, 5 to 9: dates, fields of the connection, HEAD"},
 	{"9110 13", "RFC 9110, 13 and 15.4.5: conditional requests"},
 	{"9110 14", "RFC 9110, 14: ranges"},
 	{"9211", "RFC 9211: Cache-Status"},
@@ -105,7 +105,7 @@ func sectionOf(number string) int {
 		number = "9111 5.3"
 	case strings.HasPrefix(number, "9110 15.4.5"):
 		number = "9110 13"
-	case strings.HasPrefix(number, "9110 6"), strings.HasPrefix(number, "9110 7"):
+	case strings.HasPrefix(number, "9110 6"), strings.HasPrefix(number, "9110 7"), strings.HasPrefix(number, "9110 9"):
 		number = "9110 5.6.7"
 	}
 	best := -1
@@ -196,7 +196,7 @@ func TestNamedTestsExist(t *testing.T) {
 		pkg, name, qualified := strings.Cut(r.test, ".")
 		switch {
 		case r.test == "":
-			if r.state == "kept" {
+			if r.state == kept {
 				t.Errorf("%s %s: kept, and no test is named", r.section, r.text)
 			}
 		case !qualified && !here[r.test]:
@@ -207,7 +207,7 @@ func TestNamedTestsExist(t *testing.T) {
 	}
 }
 
-var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+var testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 
 func testsIn(t *testing.T, dir string) map[string]bool {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))

@@ -42,7 +42,7 @@ var directiveRows = []directiveRow{
 	{rule{"9111 5.2", "white space after = does, too"}, "max-age= 5", ofResponse{MaxAge: invalid}, ofRequest{MaxAge: invalid}},
 	{rule{"9111 5.2", "white space doesn't disarm no-store"}, "no-store = 1", ofResponse{NoStore: true}, ofRequest{NoStore: true}},
 	{rule{"9111 4.2.1", "of two max-age the shorter counts"}, "max-age=9, max-age=5", ofResponse{MaxAge: seconds(5)}, ofRequest{MaxAge: seconds(5)}},
-	{rule{"9111 4.2.1", "whichever comes first"}, "max-age=5, max-age=9", ofResponse{MaxAge: seconds(5)}, ofRequest{MaxAge: seconds(5)}},
+	{rule{"9111 4.2.1", "of two max-age the shorter counts, whichever comes first"}, "max-age=5, max-age=9", ofResponse{MaxAge: seconds(5)}, ofRequest{MaxAge: seconds(5)}},
 	{rule{"9111 4.2.1", "a max-age that isn't a number is stale"}, "max-age=5a", ofResponse{MaxAge: invalid}, ofRequest{MaxAge: invalid}},
 	{rule{"9111 4.2.1", "a fraction isn't a number of seconds"}, "max-age=5.0", ofResponse{MaxAge: invalid}, ofRequest{MaxAge: invalid}},
 	{rule{"9111 4.2.1", "a negative max-age is stale"}, "max-age=-5", ofResponse{MaxAge: invalid}, ofRequest{MaxAge: invalid}},

@@ -1,5 +1,68 @@
 package rfc9111_test
 
+// How a rule is kept that no table of this package shows.
+const (
+	kept = "kept"
+	open = "open" // no test is named yet
+)
+
 // elsewhere are the rules that no table of this package shows: with the test of
-// this package or of middleware that does, or with why there is none.
-var elsewhere = []tested{}
+// this package or of middleware that does, or with why there is none. A test of
+// middleware is named "middleware.TestName".
+var elsewhere = []tested{
+	{rule{"9111 3", "without a lifetime only the statuses of RFC 9110, 15.1 are stored"}, "TestHeuristicallyCacheableStatuses", kept},
+	{rule{"9111 3", "no pair of messages gets anything stored that is private or no-store, or that sets a cookie without the option"}, "FuzzStore", kept},
+	{rule{"9111 3", "what isn't stored isn't given to requests that wait for it either"}, "", open},
+	{rule{"9111 3.1", "what is stored is a copy"}, "TestStoredHeaderIsACopy", kept},
+	{rule{"9111 3.1", "trailers are kept apart from the header"}, "", open},
+	{rule{"9110 6.6.1", "a Date that can't be read is replaced by the time of arrival"}, "TestDateOfArrivalIsAdded", kept},
+	{rule{"9111 3.2", "a freshened response is judged again by what it says now"}, "TestFreshenedResponseIsJudgedAgain", kept},
+	{rule{"9111 3.3", "a body shorter than its Content-Length isn't stored"}, "", open},
+	{rule{"9111 3.3", "a body that is broken off isn't stored"}, "", open},
+	{rule{"9111 3.4", "parts may be combined"}, "", "not done: 206 isn't stored"},
+
+	{rule{"9111 4", "a stored response answers its own URI only"}, "", open},
+	{rule{"9111 4", "a stored GET answers GET and HEAD"}, "", open},
+	{rule{"9111 4", "what is served without validation has an Age"}, "", open},
+	{rule{"9111 4", "unsafe methods are written through"}, "", open},
+	{rule{"9111 4", "requests that wait share one response, if it may be reused"}, "", open},
+	{rule{"9111 4.1", "at most MaxVaryNames fields are nominated; with more a response isn't stored"}, "TestVaryIsCapped", kept},
+	{rule{"9111 4.1", "Host is that of the request"}, "TestVariantKeyOfHostIsThatOfTheRequest", kept},
+	{rule{"9111 4.1", "a key shows no credentials"}, "TestVariantKeyShowsNoCredentials", kept},
+	{rule{"9111 4.1", "a request that no variant matches is forwarded, and waits for no other variant"}, "", open},
+	{rule{"9111 4.1", "variants are capped"}, "", open},
+	{rule{"9111 4.2.3", "the time that the request took counts as age"}, "TestTheTimeOfTheRequestCountsAsAge", kept},
+	{rule{"9111 4.2.3", "the time in the cache counts as age, by the cache's clock"}, "", open},
+	{rule{"9111 4.3.1", "a stale response with a validator is validated"}, "", open},
+	{rule{"9111 4.3.3", "a 304 renews what is stored, and the client gets it whole"}, "", open},
+	{rule{"9111 4.3.3", "another answer than 304 replaces what is stored"}, "", open},
+	{rule{"9111 4.3.3", "an error of the origin's is forwarded, unless staleness is allowed"}, "", open},
+	{rule{"9111 4.3.4", "a 304 that speaks of something else: asked again without conditions"}, "", open},
+	{rule{"9111 4.3.5", "a HEAD may freshen what is stored"}, "", "not done: HEAD is answered from what is stored"},
+	{rule{"9111 4.4", "the target of a request to a server is made of its Host"}, "TestTargetOfAServersRequest", kept},
+	{rule{"9111 4.4", "a write that succeeds removes what is stored for its target"}, "", open},
+	{rule{"9111 4.4", "a write that fails removes nothing"}, "", open},
+	{rule{"9111 5.1", "Age is in whole seconds, from 0 to 2^31"}, "TestAgeIsWholeSecondsInBounds", kept},
+	{rule{"9111 5.2.1.6", "no-transform: what is stored isn't compressed"}, "", open},
+	{rule{"9111 5.2.1.7", "only-if-cached: 504 where nothing is stored"}, "TestOnlyIfCachedWithNothingStoredIs504", kept},
+	{rule{"9111 5.2.2.2", "must-revalidate: an error where validation fails"}, "", open},
+	{rule{"9111 5.2.2.4", "no-cache: who waits gets nothing that wasn't validated for them"}, "", open},
+
+	{rule{"5861 3", "stale-while-revalidate: one run renews it for all"}, "", open},
+	{rule{"5861 4", "errors are 500, 502, 503 and 504"}, "TestErrorsOfStaleIfError", kept},
+	{rule{"5861 4", "stale-if-error: the stale response instead of the error"}, "", open},
+
+	{rule{"9110 7.6.1", "the fields of a connection aren't passed on"}, "", open},
+	{rule{"9110 7.6.3", "Via, by option"}, "", open},
+	{rule{"9110 9.3.2", "HEAD never fills GET"}, "", open},
+	{rule{"9110 13", "conditions don't reach a run that others share"}, "TestNothingConditionalIsLeft", kept},
+	{rule{"9110 13", "304 to If-None-Match and If-Modified-Since, from what is stored"}, "", open},
+	{rule{"9110 14", "206 with one range or several, 416 with the length"}, "TestRangesAreServed", kept},
+	{rule{"9110 14", "206 and 416 from what is stored"}, "", open},
+
+	{rule{"9211 2", "a cache appends to what those before it said"}, "TestStatusIsAppended", kept},
+	{rule{"9211 2", "every response that the cache had a part in has it"}, "", open},
+	{rule{"9211 2.7", "the key is shown only if asked for"}, "", open},
+	{rule{"9213 2.2", "of several targeted fields the most specific that is valid rules"}, "TestTheMostSpecificTargetRules", kept},
+	{rule{"9213 2.2", "a private cache obeys none unless told to"}, "TestTheMostSpecificTargetRules", kept},
+}

@@ -75,7 +75,7 @@ func parseAge(h http.Header) time.Duration {
 
 // ParseDate reads an HTTP date in any of its three forms (RFC 9110, 5.6.7). near
 // tells the century of a year that has two digits: no such date is more than 50
-// years after it.
+// years after it. A zero one leaves that to package time.
 func ParseDate(s string, near time.Time) (t time.Time, ok bool) {
 	var err error
 	switch {
@@ -85,7 +85,7 @@ func ParseDate(s string, near time.Time) (t time.Time, ok bool) {
 		t, err = time.Parse(time.ANSIC, s)
 	case strings.HasSuffix(s, " GMT"):
 		t, err = time.Parse(time.RFC850, s)
-		if err == nil {
+		if err == nil && !near.IsZero() {
 			t = t.UTC().AddDate((near.Year()-t.Year())/100*100, 0, 0)
 			if t.Before(near.AddDate(-50, 0, 0)) {
 				t = t.AddDate(100, 0, 0)

@@ -18,9 +18,9 @@ type invalidatedRow struct {
 
 var invalidatedRows = []invalidatedRow{
 	{rule{"9111 4.4", "POST invalidates its target"}, "POST http://a/x?y", 200, "", []string{"http://a/x?y"}},
-	{rule{"9111 4.4", "so does PUT"}, "PUT http://a/x", 204, "", []string{"http://a/x"}},
-	{rule{"9111 4.4", "and DELETE"}, "DELETE http://a/x", 204, "", []string{"http://a/x"}},
-	{rule{"9111 4.4", "and a method that isn't known"}, "BREW http://a/x", 200, "", []string{"http://a/x"}},
+	{rule{"9111 4.4", "PUT invalidates its target"}, "PUT http://a/x", 204, "", []string{"http://a/x"}},
+	{rule{"9111 4.4", "DELETE invalidates its target"}, "DELETE http://a/x", 204, "", []string{"http://a/x"}},
+	{rule{"9111 4.4", "a method that isn't known invalidates its target"}, "BREW http://a/x", 200, "", []string{"http://a/x"}},
 	{rule{"9111 4.4", "GET, HEAD, OPTIONS and TRACE don't"}, "OPTIONS http://a/x", 200, "Location: /y", nil},
 	{rule{"9111 4.4", "a redirection is no error"}, "POST http://a/x", 303, "", []string{"http://a/x"}},
 	{rule{"9111 4.4", "an error of the client's invalidates nothing"}, "POST http://a/x", 404, "Location: /y", nil},

@@ -45,7 +45,7 @@ var storeRows = []storeRow{
 	{rule{"9111 3", "s-maxage is one in a shared cache"}, "", "Cache-Control: s-maxage=60", shared, anyone, ""},
 	{rule{"9111 3", "s-maxage is none in a private cache"}, "", "Cache-Control: s-maxage=60", private, nobody, rfc9111.ReasonNoFreshness},
 	{rule{"9111 3", "public lets a status be stored that isn't heuristically cacheable"}, "", "302\nCache-Control: public\nEtag: \"a\"", shared, anyone, ""},
-	{rule{"9111 3", "without a lifetime such a status isn't stored"}, "", "302\nEtag: \"a\"", shared, nobody, rfc9111.ReasonNoFreshness},
+	{rule{"9111 3", "without public or a lifetime such a status isn't stored"}, "", "302\nEtag: \"a\"", shared, nobody, rfc9111.ReasonNoFreshness},
 	{rule{"9111 3", "without a lifetime a 200 is stored if it can be validated"}, "", "Etag: \"a\"", shared, anyone, ""},
 	{rule{"9111 3", "what has neither lifetime nor validator isn't stored"}, "", "X: y", shared, nobody, rfc9111.ReasonNoFreshness},
 	{rule{"9111 3", "a lifetime of zero without a validator isn't stored"}, "", "Cache-Control: max-age=0", shared, nobody, rfc9111.ReasonNoFreshness},
@@ -68,7 +68,7 @@ var storeRows = []storeRow{
 	{rule{"9111 4.1", "a response that varies on * isn't stored"}, "", "Cache-Control: max-age=60\nVary: *", shared, nobody, rfc9111.ReasonVary},
 
 	{rule{"9111 5.2.1.5", "no-store in a request: its response isn't stored"}, "GET\nCache-Control: no-store", "Cache-Control: max-age=60", shared, nobody, rfc9111.ReasonRequestNoStore},
-	{rule{"9111 5.2.1.5", "nor in a private cache"}, "GET\nCache-Control: no-store", "Cache-Control: max-age=60", private, nobody, rfc9111.ReasonRequestNoStore},
+	{rule{"9111 5.2.1.5", "no-store in a request: nor is it in a private cache"}, "GET\nCache-Control: no-store", "Cache-Control: max-age=60", private, nobody, rfc9111.ReasonRequestNoStore},
 	{rule{"9111 5.2.2.5", "no-store: not stored"}, "", "Cache-Control: max-age=60, no-store", shared, nobody, rfc9111.ReasonNoStore},
 	{rule{"9111 5.2.2.5", "no-store: not stored in a private cache"}, "", "Cache-Control: no-store, max-age=60", private, nobody, rfc9111.ReasonNoStore},
 	{rule{"9111 5.2.2.5", "no-store: in capital letters, too"}, "", "Cache-Control: max-age=60, NO-STORE", shared, nobody, rfc9111.ReasonNoStore},
@@ -90,7 +90,7 @@ var storeRows = []storeRow{
 	{rule{"9111 5.2.2.7", "private with what isn't a field name: private"}, "", "Cache-Control: private=\"a b\", max-age=60", shared, nobody, rfc9111.ReasonPrivate},
 
 	{rule{"9111 3", "Set-Cookie: not stored, and that is stricter than the RFC"}, "", "Cache-Control: max-age=60, public\nSet-Cookie: a=b", shared, nobody, rfc9111.ReasonSetCookie},
-	{rule{"9111 3", "Set-Cookie2: neither"}, "", "Cache-Control: max-age=60, public\nSet-Cookie2: a=b", shared, nobody, rfc9111.ReasonSetCookie},
+	{rule{"9111 3", "Set-Cookie2: not stored either"}, "", "Cache-Control: max-age=60, public\nSet-Cookie2: a=b", shared, nobody, rfc9111.ReasonSetCookie},
 	{rule{"9111 3", "Set-Cookie: not stored in a private cache"}, "", "Cache-Control: max-age=60\nSet-Cookie: a=b", private, nobody, rfc9111.ReasonSetCookie},
 	{rule{"9111 3", "Set-Cookie with AllowSetCookie and public: stored"}, "", "Cache-Control: max-age=60, public\nSet-Cookie: a=b", cookies, anyone, ""},
 	{rule{"9111 3", "Set-Cookie with AllowSetCookie and s-maxage: stored"}, "", "Cache-Control: s-maxage=60\nSet-Cookie: a=b", cookies, anyone, ""},
