@@ -3,6 +3,7 @@ package rfc9111
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -45,49 +46,57 @@ type Seconds struct {
 }
 
 // String is the member as it stands in the field. What a structured field can't
-// hold is percent-encoded.
+// hold is percent-encoded. It is put together here, as a hit is to cost little;
+// httpsfv writes what may need quotes.
 func (s Status) String() string {
-	item := httpsfv.NewItem(tokenOrString(s.Cache))
-	p := item.Params
+	b := make([]byte, 0, 64)
+	b = appendText(b, s.Cache)
 	if s.Hit {
-		p.Add("hit", true)
+		b = append(b, ";hit"...)
 	} else {
-		s.addForwarded(p)
+		b = s.appendForwarded(b)
 	}
 	if s.TTL.Set {
-		ttl := min(max(s.TTL.Value, -MaxDelta), MaxDelta)
-		whole := ttl.Truncate(time.Second)
-		if whole > ttl {
-			whole -= time.Second // half a second after its end it has no second left
-		}
-		p.Add("ttl", int64(whole/time.Second))
+		b = append(b, ";ttl="...)
+		b = strconv.AppendInt(b, wholeSeconds(s.TTL.Value), 10)
 	}
 	if s.Key != "" {
-		p.Add("key", printable(s.Key))
+		b = append(b, ";key="...)
+		b = appendString(b, s.Key)
 	}
 	if s.Detail != "" {
-		p.Add("detail", tokenOrString(s.Detail))
+		b = append(b, ";detail="...)
+		b = appendText(b, s.Detail)
 	}
-	text, err := httpsfv.Marshal(item)
-	if err != nil {
-		return "" // can't be: all values are made to fit
-	}
-	return text
+	return string(b)
 }
 
-func (s Status) addForwarded(p *httpsfv.Params) {
+func (s *Status) appendForwarded(b []byte) []byte {
 	if s.Fwd != "" {
-		p.Add("fwd", tokenOrString(string(s.Fwd)))
+		b = append(b, ";fwd="...)
+		b = appendText(b, string(s.Fwd))
 	}
 	if s.FwdStatus > 0 {
-		p.Add("fwd-status", int64(s.FwdStatus))
+		b = append(b, ";fwd-status="...)
+		b = strconv.AppendInt(b, int64(s.FwdStatus), 10)
 	}
 	if s.Stored {
-		p.Add("stored", true)
+		b = append(b, ";stored"...)
 	}
 	if s.Collapsed {
-		p.Add("collapsed", true)
+		b = append(b, ";collapsed"...)
 	}
+	return b
+}
+
+// wholeSeconds rounds down: what ended half a second ago has -1 left.
+func wholeSeconds(d time.Duration) int64 {
+	d = min(max(d, -MaxDelta), MaxDelta)
+	n := int64(d / time.Second)
+	if d%time.Second < 0 {
+		n--
+	}
+	return n
 }
 
 const cacheStatus = "Cache-Status"
@@ -104,14 +113,23 @@ func (s Status) AppendTo(h http.Header) {
 	h[cacheStatus] = append(lines[:len(lines):len(lines)], s.String())
 }
 
-// tokenOrString is s as a token if it can be one.
-func tokenOrString(s string) any {
+// appendText appends s as a token if it can be one, and as a string if not.
+func appendText(b []byte, s string) []byte {
 	if isToken(s) && (s[0] == '*' || s[0]|0x20 >= 'a' && s[0]|0x20 <= 'z') {
-		return httpsfv.Token(s)
+		return append(b, s...)
 	}
-	return printable(s)
+	return appendString(b, s)
 }
 
+func appendString(b []byte, s string) []byte {
+	text, err := httpsfv.Marshal(httpsfv.NewItem(printable(s)))
+	if err != nil {
+		return append(b, `""`...) // can't be: a string that is printable has a form
+	}
+	return append(b, text...)
+}
+
+// printable percent-encodes what a string can't hold.
 func printable(s string) string {
 	var b strings.Builder
 	for i := range len(s) {

@@ -65,10 +65,3 @@ func TestStatusIsAppended(t *testing.T) {
 		t.Errorf("after what can't be read: %q", got)
 	}
 }
-
-func BenchmarkStatus(b *testing.B) {
-	b.ReportAllocs()
-	for b.Loop() {
-		_ = rfc9111.Status{Cache: "stampede", Hit: true, TTL: left(time.Minute)}.String()
-	}
-}
