@@ -21,6 +21,7 @@ type call struct {
 	ctx    context.Context // the client's; ends with errStreaming when its run may be streamed
 	cancel context.CancelCauseFunc
 
+	waited   bool // for a run that may have begun too early: see mayCollapse
 	event    Event
 	decision decision
 	index    *index // of the page, once it is known
@@ -125,7 +126,12 @@ func (c *call) loadVariant(key string) (*page, guard.Result[*page], error) {
 func (c *call) judge(key string, p *page, res guard.Result[*page]) bool {
 	age := ageOf(p, res)
 	switch res.Source {
-	case guard.Fetched, guard.Waited, guard.UnguardedFetch:
+	case guard.Waited:
+		if !c.mayCollapse(p) {
+			return false
+		}
+		fallthrough
+	case guard.Fetched, guard.UnguardedFetch:
 		c.serve(p, res, age, "")
 		return true
 	}
@@ -143,6 +149,19 @@ func (c *call) judge(key string, p *page, res guard.Result[*page]) bool {
 		return true
 	}
 	return c.reload(key, p, res, age, why)
+}
+
+// mayCollapse reports whether the run of another request answers this one, where
+// each use needs a validation: if the run began when this request was there. That
+// is known of runs in this process. Of others it is known that they run one at a
+// time: the second that is waited for began after the first was over.
+func (c *call) mayCollapse(p *page) bool {
+	verdict, _ := rfc9111.MayServe(p.freshness, p.freshness.InitialAge, c.says)
+	if verdict != rfc9111.Validate || p.status >= 500 || c.waited || !p.began.IsZero() && !p.began.Before(c.event.began) {
+		return true
+	}
+	c.waited = true
+	return false
 }
 
 // reload fetches anew what this request may not have as it is, together with all

@@ -204,6 +204,7 @@ func (c *call) pageOf(l *lead, body []byte, trailer http.Header) *page {
 		status: r.status, body: body, trailer: trailer, vary: l.d.Vary, freshness: l.d.Freshness,
 		header: rfc9111.StoredHeader(r.response(), l.d.Control, l.rfc), length: strconv.Itoa(len(body)),
 	}
+	p.began = r.began
 	delete(p.header, "Content-Length")
 	if len(p.vary) > 0 {
 		p.variant = rfc9111.VariantKey(p.vary, r.req)
@@ -273,7 +274,7 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 	p.header = rfc9111.Freshen(l.stale.header, r.header, l.rfc)
 	resp := &rfc9111.Response{Status: p.status, Header: p.header, RequestTime: r.began, ResponseTime: r.headerAt}
 	l.d = rfc9111.Store(r.req, resp, l.rfc)
-	p.freshness = l.d.Freshness
+	p.freshness, p.began = l.d.Freshness, r.began
 	c.note(r, decision{stored: true, fwdCode: http.StatusNotModified, ttl: p.freshness.Left(p.freshness.InitialAge)})
 	delete(p.header, "Age")
 	if c.notShared(l) != "" || !slices.Equal(l.d.Vary, p.vary) {

@@ -30,6 +30,8 @@ type page struct {
 	epoch string // instead of a response
 
 	length string // of the body, as Content-Length has it
+
+	began time.Time // when its run did, if that was in this process
 }
 
 // An index is what a page's own key holds once a response has said Vary: the

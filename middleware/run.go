@@ -123,6 +123,9 @@ func (r *run) serve(next http.Handler) {
 func (r *run) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.req.Context().Err() != nil {
+		r.aborted = true // whatever it says: it was told to stop
+	}
 	if r.status == 0 && !r.aborted && !r.hijacked {
 		r.commit(http.StatusOK)
 	}
