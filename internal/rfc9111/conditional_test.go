@@ -42,6 +42,8 @@ var answerRows = []answerRow{
 	{rule{"9110 13.1.2", "If-None-Match compares weakly with a weak tag"}, "GET\nIf-None-Match: \"a\"", weakly, notModified},
 	{rule{"9110 13.1.2", "If-None-Match: * matches what is stored"}, "GET\nIf-None-Match: *", etagged, notModified},
 	{rule{"9110 13.1.2", "a tag without quotes matches nothing"}, "GET\nIf-None-Match: a", "Etag: a", whole},
+	{rule{"9110 13.1.2", "what has a space in it is no tag"}, "GET\nIf-None-Match: \"a b\"", "Etag: \"a b\"", whole},
+	{rule{"9110 13.1.2", "W/ alone is no tag"}, "GET\nIf-None-Match: W/", "Etag: W/", whole},
 	{rule{"9110 13.1.2", "part of a tag matches nothing"}, "GET\nIf-None-Match: \"a", etagged, whole},
 	{rule{"9110 13.1.3", "If-Modified-Since the stored date: 304"}, "GET\nIf-Modified-Since: $-1h", etagged, notModified},
 	{rule{"9110 13.1.3", "If-Modified-Since a later date: 304"}, "GET\nIf-Modified-Since: $-30m", etagged, notModified},

@@ -39,6 +39,7 @@ var storeRows = []storeRow{
 	{rule{"9111 3", "101 isn't"}, "", "101\nCache-Control: max-age=60", shared, nobody, rfc9111.ReasonStatus},
 	{rule{"9111 3", "a final status that isn't known is stored with a lifetime"}, "", "299\nCache-Control: max-age=60", shared, anyone, ""},
 	{rule{"9111 3", "an error is stored with a lifetime"}, "", "500\nCache-Control: max-age=60", shared, anyone, ""},
+	{rule{"9111 3", "599, the last there is, is stored with a lifetime"}, "", "599\nCache-Control: max-age=60", shared, anyone, ""},
 	{rule{"9111 3", "what is no status of HTTP isn't stored"}, "", "600\nCache-Control: max-age=60", shared, nobody, rfc9111.ReasonStatus},
 	{rule{"9111 3", "304 isn't stored as such"}, "", "304\nCache-Control: max-age=60\nEtag: \"a\"", shared, nobody, rfc9111.ReasonStatus},
 	{rule{"9111 3", "Expires is a lifetime"}, "", "Expires: $60s\nDate: $0s", shared, anyone, ""},

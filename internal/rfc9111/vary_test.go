@@ -18,7 +18,7 @@ type varyRow struct {
 
 var varyRows = []varyRow{
 	{rule{"9111 4.1", "no Vary nominates nothing"}, "", nil, true},
-	{rule{"9111 4.1", "names are canonical, sorted, and each once"}, "Vary: x-b, ACCEPT\nVary: accept ,X-A", []string{"Accept", "X-A", "X-B"}, true},
+	{rule{"9111 4.1", "names are canonical, sorted, and each once"}, "Vary: x-b, ACCEPT\nVary: accept ,X-A, AZaz09", []string{"Accept", "Azaz09", "X-A", "X-B"}, true},
 	{rule{"9111 4.1", "* matches nothing"}, "Vary: *", nil, false},
 	{rule{"9111 4.1", "* among names matches nothing"}, "Vary: Foo, *", nil, false},
 	{rule{"9111 4.1", "* before names matches nothing"}, "Vary: *, Foo", nil, false},
