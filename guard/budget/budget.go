@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -124,10 +125,16 @@ func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options
 	return b, nil
 }
 
-// refused reports whether an error is a refusal that won't pass by itself.
+// refused reports whether an error is a reply that says no, and not one of a
+// state that ends by itself.
 func refused(err error) bool {
-	return redis.IsPermissionError(err) || redis.IsAuthError(err) ||
-		redis.HasErrorPrefix(err, "WRONGTYPE") || redis.HasErrorPrefix(err, "ERR unknown command")
+	var reply redis.Error
+	if !errors.As(err, &reply) || strings.Contains(err.Error(), "-READONLY ") {
+		return false
+	}
+	return !redis.IsLoadingError(err) && !redis.IsClusterDownError(err) && !redis.IsMasterDownError(err) &&
+		!redis.IsReadOnlyError(err) && !redis.IsTryAgainError(err) && !redis.IsMaxClientsError(err) &&
+		!redis.IsNoReplicasError(err) && !redis.IsOOMError(err) && !redis.HasErrorPrefix(err, "BUSY")
 }
 
 // Name is the budget's name.
