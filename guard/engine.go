@@ -297,6 +297,9 @@ var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftT
 
 // refresh starts the background flight of a key unless there is one.
 func (e *engine) refresh(c call, r *cache.Reading) {
+	if e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
+		return // or each stale hit would ask for a lease to be told so
+	}
 	if e.refreshes.has(c.key) {
 		return // singleflight would keep a channel for each call until it ends
 	}

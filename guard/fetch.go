@@ -85,6 +85,11 @@ func (e *engine) callFetch(ctx context.Context, c call, f fill, done chan<- fetc
 			}
 		}
 		done <- r
+		if f.expense != nil {
+			// Here, as a fetch that was given up goes on calling its upstream; and
+			// nobody waits for it.
+			f.expense.Settle(f.cost)
+		}
 	}()
 	r.value, r.err = c.fetch(ctx, &f)
 	if r.err != nil {
@@ -112,6 +117,9 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	p.observe(ev)
 	f := p.newFill()
 	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
+	if err := p.afford(f, lease); err != nil {
+		return p.unaffordable(lease, err)
+	}
 	start := p.fs.fetching(p.f, p.tick)
 	r := p.runFetch(p.ctx, p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
 
@@ -250,6 +258,9 @@ type slotKey struct{}
 func (p *pursuit) fetchHere(source Source) *outcome {
 	f := p.newFill()
 	f.idempotencyKey = randomKey()
+	if err := p.afford(f, nil); err != nil {
+		return p.unaffordable(nil, err)
+	}
 	start := p.fs.fetching(p.f, p.tick)
 	r := p.runFetch(p.ctx, p.call, f, nil, nil, nil)
 	if p.engine.ctx.Err() != nil {
@@ -274,6 +285,12 @@ func (e *engine) alone(c call) *outcome {
 // forOneself fetches for one caller, on its own context, and stores nothing.
 func (e *engine) forOneself(c call, source Source) *outcome {
 	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, idempotencyKey: randomKey(), private: true}
+	if err := e.affordAlone(c.ctx, c.key, f); err != nil {
+		if o := e.endedFor(c.ctx, nil); o != nil {
+			return o
+		}
+		return &outcome{err: err}
+	}
 	r := e.runFetch(c.ctx, c, f, nil, nil, e.ctx.Done())
 	if r.err != nil {
 		if o := e.endedFor(c.ctx, nil); o != nil {

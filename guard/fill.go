@@ -37,6 +37,10 @@ type Fill[V any] struct {
 	// all callers of the key then fetch for themselves, side by side; their fetches
 	// find it preset to true.
 	Private bool
+	// Cost is what the fetch costs the policy's Budget; preset to what was spent
+	// before it, [Policy.Cost]. What it says when the fetch returns is settled: the
+	// difference is refunded, or owed. Less than 0 counts as 0.
+	Cost int
 }
 
 // StaleUse says what a value is good for in the time that [Fill.StaleFor] keeps
@@ -73,6 +77,8 @@ type fill struct {
 	ttl, staleFor  time.Duration
 	staleUse       StaleUse
 	private        bool
+	cost           int
+	expense        Expense // nil: there is no budget
 }
 
 // Source says where a value came from.

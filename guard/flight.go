@@ -60,7 +60,7 @@ func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) (*
 		engine: e, ctx: ctx, f: f, fs: fs, call: c, known: r, poll: firstPoll,
 		background: fs == &e.refreshes,
 		ask: cache.Ask{
-			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout,
+			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout + e.policy.MaxBudgetWait,
 			MaxAttempts: max(e.policy.MaxAttempts, 0), Window: e.policy.Quarantine,
 		},
 	}

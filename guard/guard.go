@@ -84,7 +84,7 @@ func (g *Guard[V]) nearValue(ctx context.Context, key string) (v V, n nearValue,
 // Errors: what the fetch returned, in this process as it is and from another as
 // a [*RemoteError]; [*PanicError]; [ErrNotFound]; [ErrFetchTimeout];
 // [ErrWaitTimeout]; [ErrQuarantined]; [ErrUnavailable]; [ErrReentrant];
-// [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
+// [*ExhaustedError]; [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
 // the fetch goes on for the others.
 func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
 	if v, _, ok := g.nearValue(ctx, key); ok {
@@ -135,11 +135,11 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(conte
 	return func(ctx context.Context, f *fill) (any, error) {
 		fl := Fill[V]{
 			Attempt: f.attempt, IdempotencyKey: f.idempotencyKey,
-			TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private,
+			TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
 		}
 		fl.Stale, _ = f.stale.(*V)
 		v, err := fetch(ctx, &fl)
-		f.ttl, f.staleFor, f.staleUse, f.private = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private
+		f.ttl, f.staleFor, f.staleUse, f.private, f.cost = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost
 		return &v, err
 	}
 }
