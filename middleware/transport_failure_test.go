@@ -18,6 +18,7 @@ import (
 )
 
 func TestTransportServesStaleWhileOneValidates(t *testing.T) {
+	t.Parallel() // it waits for seconds to pass
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		var slow atomic.Bool
 		release := make(chan struct{})
@@ -46,6 +47,7 @@ func TestTransportServesStaleWhileOneValidates(t *testing.T) {
 }
 
 func TestTransportServesStaleIfErrorAndOnlyThen(t *testing.T) {
+	t.Parallel() // it waits for seconds to pass
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		for control, want := range map[string]int{
 			"max-age=0, stale-if-error=600":                  200,
@@ -78,8 +80,8 @@ func TestTransportServesStaleIfErrorAndOnlyThen(t *testing.T) {
 			waitUntil(t, func() bool {
 				r := ask(t, a, v.URL)
 				switch {
-				case strings.Contains(r.cacheStatus(), ";hit;"):
-					return false // fresh still
+				case strings.Contains(r.cacheStatus(), ";hit;"), strings.Contains(r.cacheStatus(), "fwd=uri-miss;stored;collapsed"):
+					return false // fresh still, or the first call was waited for
 				case want == 200:
 					wantAnswer(t, r, 200, "hello")
 					wantCacheStatus(t, r, "fwd=stale", "fwd-status=503", "detail=stale-if-error")
@@ -122,6 +124,7 @@ func TestTransportSharesAFailureOnce(t *testing.T) {
 }
 
 func TestTransportLeavesAnUpstreamAloneThatAsksForIt(t *testing.T) {
+	t.Parallel() // it waits for seconds to pass
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		for _, status := range []int{429, 503} {
 			var angry atomic.Bool
@@ -247,6 +250,7 @@ func TestTransportDoesNotWaitLongerThanItMayForARetry(t *testing.T) {
 }
 
 func TestTransportSpendsABudget(t *testing.T) {
+	t.Parallel() // it waits for seconds to pass
 	open, server := redisFleet(t)
 	var limited atomic.Bool
 	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {

@@ -88,6 +88,7 @@ func redisFleet(t testing.TB) (trFleet, *redistest.Server) {
 	}, server
 }
 
+// newTransport is of one process.
 func newTransport(t testing.TB, s cache.Store, change ...func(*middleware.TransportOptions)) *middleware.Transport {
 	t.Helper()
 	base := &http.Transport{MaxIdleConnsPerHost: 64}

@@ -41,7 +41,7 @@ func TestTransportServesFreshResponsesToTheWholeFleet(t *testing.T) {
 func waitStored(t testing.TB, tr http.RoundTripper, url string, header ...string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; {
-		if ask(t, tr, url, append(header, "Cache-Control", "only-if-cached")...).StatusCode != http.StatusGatewayTimeout {
+		if ask(t, tr, url, append(header, "Cache-Control", "only-if-cached, max-stale")...).StatusCode != http.StatusGatewayTimeout {
 			return
 		}
 		if time.Now().After(end) {
@@ -110,6 +110,7 @@ func TestTransportValidatesWithWhatItHas(t *testing.T) {
 }
 
 func TestTransportValidatesWhatIsStale(t *testing.T) {
+	t.Parallel() // it waits for seconds to pass
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Etag", `"1"`)
