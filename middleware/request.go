@@ -144,8 +144,16 @@ func canonicalHost(scheme, host string) string {
 	return strings.TrimSuffix(host, ":443")
 }
 
+// host is the site's.
+func (m *Middleware) host(of string) string {
+	if m.opts.Host != "" {
+		return m.opts.Host
+	}
+	return of
+}
+
 func (a *asked) target() string {
-	return target(scheme(a.Request), a.Host, a.URL.EscapedPath(), a.query)
+	return target(scheme(a.Request), a.m.host(a.Host), a.URL.EscapedPath(), a.query)
 }
 
 // Keys of the guard begin with a letter that says what is stored under them. A
@@ -261,7 +269,7 @@ func (a *asked) withholds(run *http.Request, names []string) bool {
 // shared is the request for a run that may answer others.
 func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	r := a.Clone(context.WithValue(ctx, sharedKey{}, !a.credentialed))
-	r.Method = http.MethodGet
+	r.Method, r.Host = http.MethodGet, a.m.host(a.Host)
 	r.Header = a.header(nominated)
 	r.URL.RawQuery, r.URL.ForceQuery = a.query, false
 	r.URL.Fragment, r.URL.RawFragment, r.URL.User = "", "", nil

@@ -98,6 +98,26 @@ func TestContextValuesStayWithTheirClient(t *testing.T) {
 	}
 }
 
+func TestPreAndUse(t *testing.T) {
+	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		e.Pre(guarded)
+		e.GET("/report/:id", func(c *echo.Context) error { return c.String(200, "report "+c.Param("id")+" "+c.Path()) })
+	})
+	for range 2 {
+		if code, body := get(t, s.URL+"/report/7"); code != 200 || body != "report 7 /report/:id" {
+			t.Errorf("%d %q", code, body)
+		}
+	}
+	s = serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		e.Use(guarded)
+		e.HTTPErrorHandler = func(c *echo.Context, err error) { _ = c.String(500, err.Error()) }
+		e.GET("/", func(c *echo.Context) error { return c.String(200, "x") })
+	})
+	if code, body := get(t, s.URL); code != 500 || !strings.Contains(body, "Echo.Use") {
+		t.Errorf("%d %q", code, body)
+	}
+}
+
 func TestErrorsAreAnsweredByEcho(t *testing.T) {
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
 		e.GET("/teapot", func(c *echo.Context) error { return echo.NewHTTPError(http.StatusTeapot, "short and stout") }, guarded)
