@@ -200,11 +200,11 @@ func TestStaleResponseIsValidated(t *testing.T) {
 // pitfall 39: who forbids stale is obeyed, whatever the options say.
 func TestPitfall39StaleIsForbidden(t *testing.T) {
 	for cc, stale := range map[string]bool{
-		"max-age=1":                                               true,
-		"max-age=1, must-revalidate":                              false,
-		"max-age=1, proxy-revalidate":                             false,
-		"s-maxage=1":                                              false,
-		"max-age=1, stale-while-revalidate=60":                    true,
+		"max-age=1":                            true,
+		"max-age=1, must-revalidate":           false,
+		"max-age=1, proxy-revalidate":          false,
+		"s-maxage=1":                           false,
+		"max-age=1, stale-while-revalidate=60": true,
 		"max-age=1, stale-while-revalidate=60, must-revalidate":   false,
 		"max-age=1, stale-while-revalidate=0, stale-if-error=0":   false,
 		"s-maxage=1, stale-while-revalidate=60, stale-if-error=9": false,

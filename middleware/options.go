@@ -57,6 +57,11 @@ type Options struct {
 	// say, which the shared run may then depend on. Two requests for which it
 	// differs never share. Default nothing.
 	Key func(*http.Request) string
+	// Host is the name of the site, with its port if it has to have one, where the
+	// site is the same by whatever name it is asked for: it takes the place of the
+	// request's host in keys and in shared runs, and in Purge. Default: each host is
+	// a site of its own.
+	Host string
 	// Query lists the query parameters that tell responses apart, by their decoded
 	// names: others are taken away from shared runs. Nil: all of them do.
 	Query []string
@@ -244,6 +249,9 @@ func (o Options) validate() error {
 		if !isToken(name) {
 			bad("Cookies has %q, which is no cookie's name", name)
 		}
+	}
+	if strings.ContainsAny(o.Host, "/ \r\n\t") {
+		bad("Host is %q, must be a host's name, with or without a port", o.Host)
 	}
 	if o.Via != "" && !isToken(o.Via) {
 		bad("Via is %q, must be a token (letters, digits, \"-._\")", o.Via)

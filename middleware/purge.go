@@ -96,7 +96,7 @@ func (m *Middleware) forget(ctx context.Context, u *url.URL) error {
 }
 
 func (m *Middleware) keysOf(u *url.URL) []string {
-	t := target(u.Scheme, u.Host, u.EscapedPath(), m.query(u.RawQuery))
+	t := target(u.Scheme, m.host(u.Host), u.EscapedPath(), m.query(u.RawQuery))
 	if m.epochs {
 		return []string{keyEpoch + t}
 	}

@@ -144,8 +144,16 @@ func canonicalHost(scheme, host string) string {
 	return strings.TrimSuffix(host, ":443")
 }
 
+// host is the site's.
+func (m *Middleware) host(of string) string {
+	if m.opts.Host != "" {
+		return m.opts.Host
+	}
+	return of
+}
+
 func (a *asked) target() string {
-	return target(scheme(a.Request), a.Host, a.URL.EscapedPath(), a.query)
+	return target(scheme(a.Request), a.m.host(a.Host), a.URL.EscapedPath(), a.query)
 }
 
 // Keys of the guard begin with a letter that says what is stored under them. A
@@ -260,8 +268,8 @@ func (a *asked) withholds(run *http.Request, names []string) bool {
 
 // shared is the request for a run that may answer others.
 func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
-	r := a.Clone(context.WithValue(ctx, sharedKey{}, true))
-	r.Method = http.MethodGet
+	r := a.Clone(context.WithValue(ctx, sharedKey{}, !a.credentialed))
+	r.Method, r.Host = http.MethodGet, a.m.host(a.Host)
 	r.Header = a.header(nominated)
 	r.URL.RawQuery, r.URL.ForceQuery = a.query, false
 	r.URL.Fragment, r.URL.RawFragment, r.URL.User = "", "", nil
@@ -283,9 +291,11 @@ func (a *asked) varying(nominated []string) *http.Request {
 
 type sharedKey struct{}
 
-// Shared reports whether a request's context is that of a run whose response may
-// answer other requests too: it was given nothing that tells its client from
-// others', unless the client said who it is.
+// Shared reports whether a request's context is that of a run which was given
+// only what requests for its page have in common, and whose response may answer
+// them all. Of other runs, the context is their client's business: they were given
+// credentials, and their response is shared, if it says public, with others who
+// gave some.
 func Shared(ctx context.Context) bool {
 	shared, _ := ctx.Value(sharedKey{}).(bool)
 	return shared

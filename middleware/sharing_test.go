@@ -342,6 +342,17 @@ func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
 	s.is(s.do("/?id=2", "X-Tenant: t"), 200, strings.ReplaceAll(want, "id=1", "id=2"))
 }
 
+func TestHostIsTheSites(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, Host: "site.example"}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) })
+	s.is(s.do("/", "Host: evil.example"), 200, "site.example")
+	s.hit(s.do("/"))
+	if err := s.m.Purge(t.Context(), "http://any.example/"); err != nil {
+		t.Fatal(err)
+	}
+	s.do("/")
+	s.ran(2)
+}
+
 func TestKeyTellsRequestsApart(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Key: func(r *http.Request) string { return r.Header.Get("X-Shop") }}, number())
 	a, b := s.do("/", "X-Shop: a").body, s.do("/", "X-Shop: b").body

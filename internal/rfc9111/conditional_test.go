@@ -61,6 +61,7 @@ var answerRows = []answerRow{
 	{rule{"9111 4.3.2", "If-Unmodified-Since that doesn't hold goes to the origin"}, "GET\nIf-Unmodified-Since: $-2h", etagged, atOrigin},
 	{rule{"9111 4.3.2", "If-Unmodified-Since is ignored beside If-Match"}, "GET\nIf-Match: \"a\"\nIf-Unmodified-Since: $-2h", etagged, whole},
 	{rule{"9110 13.2.1", "conditions are ignored where the stored status isn't 2xx"}, "GET\nIf-None-Match: \"a\"", "404\n" + etagged, whole},
+	{rule{"9110 13.2.1", "conditions are evaluated for any 2xx"}, "GET\nIf-None-Match: \"a\"", "299\n" + etagged, notModified},
 	{rule{"9110 13.2.2", "If-Match goes first"}, "GET\nIf-Match: \"b\"\nIf-None-Match: \"a\"", etagged, atOrigin},
 	{rule{"9110 13.2.2", "If-None-Match goes before Range"}, "GET\nIf-None-Match: \"a\"\nRange: bytes=0-1", etagged, notModified},
 	{rule{"9110 13.2.2", "Range follows an If-None-Match that doesn't match"}, "GET\nIf-None-Match: \"b\"\nRange: bytes=0-1", etagged, ranges},
@@ -71,6 +72,8 @@ var answerRows = []answerRow{
 	{rule{"9110 14.2", "Range of a HEAD is ignored"}, "HEAD\nRange: bytes=0-1", etagged, whole},
 	{rule{"9110 14.2", "Range of a unit that isn't known is ignored"}, "GET\nRange: lines=0-1", etagged, whole},
 	{rule{"9110 14.2", "Range that is malformed is ignored"}, "GET\nRange: bytes=a-b", etagged, whole},
+	{rule{"9110 14.2", "Range whose beginning is no number is ignored"}, "GET\nRange: bytes=a-5", etagged, whole},
+	{rule{"9110 14.2", "Range whose end is no number is ignored"}, "GET\nRange: bytes=5-a", etagged, whole},
 	{rule{"9110 14.2", "Range that ends before it begins is ignored"}, "GET\nRange: bytes=5-4", etagged, whole},
 	{rule{"9110 14.2", "Range of nothing is ignored"}, "GET\nRange: bytes=-", etagged, whole},
 	{rule{"9110 14.2", "too many ranges are ignored"}, "GET\nRange: bytes=0-0,2-2,4-4,6-6,8-8,10-10,12-12,14-14,16-16,18-18,20-20,22-22,24-24,26-26,28-28,30-30,32-32", etagged, whole},
@@ -81,6 +84,7 @@ var answerRows = []answerRow{
 	{rule{"9110 13.1.5", "If-Range with the stored date: ranges"}, "GET\nRange: bytes=0-1\nIf-Range: $-1h", etagged, ranges},
 	{rule{"9110 13.1.5", "If-Range with a later date: whole, as dates have to be equal"}, "GET\nRange: bytes=0-1\nIf-Range: $-30m", etagged, whole},
 	{rule{"9110 13.1.5", "If-Range with a date that isn't a strong validator: whole"}, "GET\nRange: bytes=0-1\nIf-Range: $0s", "Last-Modified: $0s\nDate: $0s", whole},
+	{rule{"9110 13.1.5", "two If-Range: whole"}, "GET\nRange: bytes=0-1\nIf-Range: \"a\"\nIf-Range: \"a\"", etagged, whole},
 	{rule{"9110 13.1.5", "If-Range without Range is ignored"}, "GET\nIf-Range: \"b\"", etagged, whole},
 }
 

@@ -20,7 +20,7 @@ type statusRow struct {
 func left(d time.Duration) rfc9111.Seconds { return rfc9111.Seconds{Set: true, Value: d} }
 
 var statusRows = []statusRow{
-	{rule{"9211 2", "a cache is named by a token"}, rfc9111.Status{Cache: "stampede"}, "stampede"},
+	{rule{"9211 2", "a cache is named by a token"}, rfc9111.Status{Cache: "zebra"}, "zebra"},
 	{rule{"9211 2", "or by a string, where the name can't be one"}, rfc9111.Status{Cache: "my \"cache\""}, `"my \"cache\""`},
 	{rule{"9211 2.1", "hit"}, rfc9111.Status{Cache: "a", Hit: true}, "a;hit"},
 	{rule{"9211 2.1", "hit excludes fwd and what goes with it"}, rfc9111.Status{Cache: "a", Hit: true, Fwd: "miss", FwdStatus: 200, Stored: true, Collapsed: true}, "a;hit"},

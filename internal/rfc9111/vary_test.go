@@ -18,7 +18,7 @@ type varyRow struct {
 
 var varyRows = []varyRow{
 	{rule{"9111 4.1", "no Vary nominates nothing"}, "", nil, true},
-	{rule{"9111 4.1", "names are canonical, sorted, and each once"}, "Vary: x-b, ACCEPT\nVary: accept ,X-A, AZaz09", []string{"Accept", "Azaz09", "X-A", "X-B"}, true},
+	{rule{"9111 4.1", "names are canonical, sorted, and each once"}, "Vary: x-b, ACCEPT\nVary: accept ,X-A, AZaz09, !x", []string{"!x", "Accept", "Azaz09", "X-A", "X-B"}, true},
 	{rule{"9111 4.1", "* matches nothing"}, "Vary: *", nil, false},
 	{rule{"9111 4.1", "* among names matches nothing"}, "Vary: Foo, *", nil, false},
 	{rule{"9111 4.1", "* before names matches nothing"}, "Vary: *, Foo", nil, false},
@@ -71,6 +71,7 @@ var variantRows = []variantRow{
 	{rule{"9111 4.1", "lines are combined"}, "Foo", "Foo: 1\nFoo: 2", "Foo: 1, 2", true},
 	{rule{"9111 4.1", "the order of lines matters"}, "Foo", "Foo: 1\nFoo: 2", "Foo: 2, 1", false},
 	{rule{"9111 4.1", "white space in lists doesn't matter"}, "Accept-Language", "Accept-Language: en;q=1,de ,  fr", "Accept-Language: en; q=1, de, fr", true},
+	{rule{"9111 4.1", "white space around parameters doesn't matter"}, "Accept", "Accept: text/html ;q=1,*/*", "Accept: text/html;q=1, */*", true},
 	{rule{"9111 4.1", "the case of languages doesn't matter"}, "Accept-Language", "Accept-Language: EN", "Accept-Language: en", true},
 	{rule{"9111 4.1", "the order of languages does: servers go by it"}, "Accept-Language", "Accept-Language: en, de", "Accept-Language: de, en", false},
 	{rule{"9111 4.1", "white space matters where a comma isn't known to separate a list"}, "User-Agent", "User-Agent: a,b", "User-Agent: a, b", false},
