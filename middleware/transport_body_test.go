@@ -313,10 +313,8 @@ func TestTransportEndsItsCallsWhenClosed(t *testing.T) {
 	if err := <-got; !errors.Is(err, guard.ErrClosed) {
 		t.Errorf("the error is %v, want ErrClosed", err)
 	}
-	resp, err := get(t, context.Background(), a, v.URL)
-	if !errors.Is(err, guard.ErrClosed) {
+	if err := failing(t, a, http.MethodGet, v.URL); !errors.Is(err, guard.ErrClosed) {
 		t.Errorf("after Close the error is %v", err)
-		_ = resp.Body.Close()
 	}
 }
 
@@ -335,9 +333,9 @@ func TestTransportReadsOnBeyondFetchTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	other, err := get(t, context.Background(), a, v.URL) // it waits, in vain
-	if !errors.Is(err, guard.ErrFetchTimeout) {
-		t.Errorf("one who waited got %v, %v", other, err)
+	// Another waits for it, in vain.
+	if err := failing(t, a, http.MethodGet, v.URL); !errors.Is(err, guard.ErrFetchTimeout) {
+		t.Errorf("one who waited got %v", err)
 	}
 	close(more)
 	body, err := io.ReadAll(resp.Body)

@@ -173,12 +173,11 @@ func TestTransportLeavesAnUpstreamAloneThatAsksForIt(t *testing.T) {
 func TestTransportReturnsItsBasesErrors(t *testing.T) {
 	v := newVendor(t, cacheable("hello"))
 	url := v.URL
-	v.Server.Close()
+	v.Close()
 	a := newTransport(t, memoryFleet(t)())
-	own, err := get(t, context.Background(), a, url)
-	_, plain := (&http.Transport{}).RoundTrip(mustRequest(t, url)) //nolint:bodyclose // it fails
-	if err == nil || plain == nil || err.Error() != plain.Error() {
-		t.Errorf("got %v, %v, want what the base says: %v", own, err, plain)
+	own, plain := failing(t, a, http.MethodGet, url), failing(t, &http.Transport{}, http.MethodGet, url)
+	if own == nil || plain == nil || own.Error() != plain.Error() {
+		t.Errorf("got %v, want what the base says: %v", own, plain)
 	}
 }
 
@@ -296,14 +295,11 @@ func TestTransportSpendsABudget(t *testing.T) {
 	n := v.calls.Load()
 	var exhausted *guard.ExhaustedError
 	for _, rt := range []*middleware.Transport{a, b} {
-		resp, err := get(t, context.Background(), rt, v.URL+"/3")
-		if !errors.As(err, &exhausted) {
-			t.Errorf("got %v, %v, want an ExhaustedError", resp, err)
+		if err := failing(t, rt, http.MethodGet, v.URL+"/3"); !errors.As(err, &exhausted) {
+			t.Errorf("got %v, want an ExhaustedError", err)
 		}
-		req := mustRequest(t, v.URL)
-		req.Method, req.Body = http.MethodPost, io.NopCloser(strings.NewReader("x"))
-		if resp, err := rt.RoundTrip(req); !errors.As(err, &exhausted) {
-			t.Errorf("a POST got %v, %v, want an ExhaustedError", resp, err)
+		if err := failing(t, rt, http.MethodPost, v.URL); !errors.As(err, &exhausted) {
+			t.Errorf("a POST got %v, want an ExhaustedError", err)
 		}
 	}
 	v.wantCalls(t, n)

@@ -25,7 +25,7 @@ type trCall struct {
 func (t *Transport) open(ctx context.Context, c trCall, req *http.Request) (*trDownload, error) {
 	callCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	resp, err := t.send(callCtx, c, req.WithContext(callCtx))
+	resp, err := t.send(callCtx, c, req.WithContext(callCtx)) //nolint:bodyclose // the download closes it
 	stop()
 	if err != nil {
 		cancel(err)

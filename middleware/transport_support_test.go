@@ -161,3 +161,20 @@ func wantCacheStatus(t testing.TB, a answered, parts ...string) {
 		}
 	}
 }
+
+// failing makes a request that gets no answer, and returns why.
+func failing(t testing.TB, rt http.RoundTripper, method, url string) error {
+	t.Helper()
+	req, err := http.NewRequest(method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if method == http.MethodPost {
+		req.Body = io.NopCloser(strings.NewReader("x"))
+	}
+	resp, err := rt.RoundTrip(req)
+	if err == nil {
+		_ = resp.Body.Close()
+	}
+	return err
+}
