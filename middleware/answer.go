@@ -15,6 +15,7 @@ import (
 
 // serve answers from a page. why says what it stands in for, if anything.
 func (c *call) serve(p *page, res guard.Result[*page], age time.Duration, why string) {
+	c.takeWriter() // from here on nothing else changes the decision
 	st := rfc9111.Status{Detail: why}
 	left := p.freshness.Left(age)
 	st.TTL = rfc9111.Seconds{Set: true, Value: left}

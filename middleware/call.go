@@ -167,7 +167,9 @@ func (c *call) mayCollapse(p *page) bool {
 // reload fetches anew what this request may not have as it is, together with all
 // others that want the same.
 func (c *call) reload(key string, old *page, was guard.Result[*page], age time.Duration, why rfc9111.Fwd) bool {
+	c.mu.Lock()
 	c.decision.fwd = why
+	c.mu.Unlock()
 	fetch := c.fetchPage(key)
 	if c.index != nil {
 		variant := rfc9111.VariantKey(c.index.names, c.asked.varying(c.index.names))

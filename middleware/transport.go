@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -43,6 +44,9 @@ type Transport struct {
 	opts  TransportOptions
 	guard *guard.Guard[*page]
 	keys  *trKeyer
+
+	mu     sync.Mutex
+	lifted map[string]time.Time // by key, when lift last did
 }
 
 // NewTransport returns a transport on the store. All that is wrong with the
@@ -55,7 +59,7 @@ func NewTransport(store cache.Store, o TransportOptions) (*Transport, error) {
 	}
 	g, err := guard.New[*page](store, o.Name, guard.Policy{
 		TTL: trIndexTTL, Bypass: o.Bypass, FetchTimeout: o.FetchTimeout + wait,
-		WaitTimeout: o.WaitTimeout, OnWaitTimeout: guard.StaleOrFetch,
+		WaitTimeout: o.WaitTimeout + wait, OnWaitTimeout: guard.StaleOrFetch,
 		WhenUnavailable: o.WhenUnavailable, MaxUnguarded: o.MaxUnguarded,
 		MaxBytes: most + trMaxHeader, Codec: pageCodec{}, Errors: sentinels,
 		Near: o.Near, Observer: o.Observer,
@@ -66,7 +70,7 @@ func NewTransport(store cache.Store, o TransportOptions) (*Transport, error) {
 		}
 		return nil, err
 	}
-	return &Transport{opts: o, guard: g, keys: newTrKeyer(&o)}, nil
+	return &Transport{opts: o, guard: g, keys: newTrKeyer(&o), lifted: map[string]time.Time{}}, nil
 }
 
 // trMaxHeader is room for what is stored besides a body.

@@ -20,6 +20,7 @@ type trExchange struct {
 	control  rfc9111.RequestControl
 	key      string
 	personal bool // the key says who asks
+	came     time.Time
 	rules    rfc9111.Options
 
 	fwd rfc9111.Fwd // why a call is made, if one is
@@ -50,7 +51,7 @@ type trSlot struct {
 
 func (t *Transport) newExchange(p *HostPolicy, req *http.Request, custom string) *trExchange {
 	x := &trExchange{
-		t: t, p: p, req: req, control: rfc9111.ParseRequest(req.Header),
+		t: t, p: p, req: req, control: rfc9111.ParseRequest(req.Header), came: time.Now(),
 		rules: rfc9111.Options{
 			Shared: t.opts.Shared, AllowSetCookie: t.opts.StoreSetCookie, Heuristic: t.opts.Heuristic,
 			Lifetime: p.TTL, StaleWhileRevalidate: p.Stale, StaleIfError: p.StaleIfError,
@@ -288,13 +289,10 @@ func (x *trExchange) validate(slot trSlot, found *trFound) (*http.Response, erro
 		r.d.discard()
 		x.renewed(true)
 		dec := x.decide(r.renewed.status, r.renewed.header, r.began, r.arrived)
-		switch {
-		case !dec.storable:
+		if !dec.storable {
 			_ = x.t.guard.Delete(ctx, slot.key)
-		case !alwaysValidated(dec.page.freshness):
-			x.adopt(slot, nil, func(f *guard.Fill[*page]) (*page, error) {
-				return x.keep(f, dec.page, found.page.body, found.page.trailer)
-			})
+		} else if !alwaysValidated(dec.page.freshness) {
+			x.t.lift(slot.key) // from now on it is worth waiting for
 		}
 		dec.page.body, dec.page.trailer = found.page.body, found.page.trailer
 		renewed := &trFound{page: dec.page, age: dec.page.freshness.InitialAge, source: guard.Fetched}
@@ -304,13 +302,35 @@ func (x *trExchange) validate(slot trSlot, found *trFound) (*http.Response, erro
 		r.d.discard()
 		return x.failed(slot, found, &trRejection{status: status})
 	}
-	_ = x.alone(slot, r)
+	_ = x.replace(slot, r)
 	select {
 	case op := <-x.opened:
 		return x.stream(op), nil
 	default:
 		return nil, guard.ErrClosed // can't be: alone offers it
 	}
+}
+
+// replace gives the client a response that was called for to validate a page, and
+// stores it in the page's place if it has to be validated as well. If not, a call
+// under a lease is to bring what will be used without asking.
+func (x *trExchange) replace(slot trSlot, r *trReply) error {
+	resp := r.d.resp
+	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
+	x.compareHead(resp)
+	fits := dec.storable && !isFailure(resp.StatusCode) && resp.ContentLength <= int64(x.p.MaxBody) && covers(slot, dec.page.vary)
+	op := &trOpening{d: r.d, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived}
+	op.stored = fits && alwaysValidated(dec.page.freshness)
+	x.offer(op)
+	switch {
+	case op.stored:
+		x.adoptDownload(slot, op, dec)
+		return nil
+	case fits:
+		x.t.lift(slot.key)
+	}
+	r.d.hand()
+	return nil
 }
 
 // adopt stores a page, or what is on its way, under the lease of a slot: whoever

@@ -289,25 +289,40 @@ func (x *trExchange) record(f *guard.Fill[*page], op *trOpening, dec trDecision)
 // branch stores a response that varies on names which its slot doesn't know, in a
 // slot of its own, and says in the index that there are such. The lease of that
 // slot is taken before the index is known, so that who waits now waits there.
-func (x *trExchange) branch(ctx context.Context, slot trSlot, f *guard.Fill[*page], op *trOpening, dec trDecision, indexed *page) (*page, error) {
+//
+// An index is changed under the lease of the URL's own key alone, and what is stored
+// with a new one was called for under that lease: so what a Delete of the index has
+// put out of reach stays there.
+func (x *trExchange) branch(_ context.Context, slot trSlot, f *guard.Fill[*page], op *trOpening, dec trDecision, indexed *page) (*page, error) {
 	ix := &index{gen: f.IdempotencyKey, names: dec.page.vary}
-	switch {
-	case indexed != nil && covers(trSlot{ix: indexed.ix}, dec.page.vary):
-		ix = indexed.ix // the variants that are there stay reachable
-	case slot.ix != nil:
-		ix.names = append(slices.Clone(slot.ix.names), dec.page.vary...)
+	known := slot.ix
+	if indexed != nil {
+		known = indexed.ix
+	}
+	if known != nil && covers(trSlot{ix: known}, dec.page.vary) {
+		ix = known // the variants that are there stay reachable
+	} else if known != nil {
+		ix.names = append(slices.Clone(known.names), dec.page.vary...)
 		slices.Sort(ix.names)
 		ix.names = slices.Compact(ix.names)
 	}
 	if slot.ix != nil {
-		// This slot is one of the old index, and of no use to anybody any more.
-		_ = x.t.guard.Set(ctx, x.key, &page{ix: ix})
+		// This call was made under the lease of an old variant, and only its client
+		// gets what it brought. The next one finds the index right.
+		op.stored, op.detail = false, "vary"
 		f.Private = true
-	} else {
-		f.TTL, f.StaleFor, f.StaleUse = trIndexTTL, trIndexTTL, guard.OnlyValidate
+		x.offer(op)
+		op.d.hand()
+		x.adopt(trSlot{key: x.key}, nil, func(f *guard.Fill[*page]) (*page, error) { return keepIndex(f, ix) })
+		return &page{}, nil
 	}
 	x.offer(op)
 	x.adoptDownload(trSlot{key: x.t.keys.variant(x.key, ix, x.req), ix: ix}, op, dec)
+	return keepIndex(f, ix)
+}
+
+func keepIndex(f *guard.Fill[*page], ix *index) (*page, error) {
+	f.TTL, f.StaleFor, f.StaleUse = trIndexTTL, trIndexTTL, guard.OnlyValidate
 	return &page{ix: ix}, nil
 }
 
@@ -319,23 +334,40 @@ func (x *trExchange) adoptDownload(slot trSlot, op *trOpening, dec trDecision) {
 	}
 }
 
-// alone gives the client a response that nobody waits for. If it may be stored
-// after all it is, so that the requests for it come together again.
+// alone gives the client a response that nobody waits for. If such may be stored
+// after all the requests for it come together again with the next. This one may not:
+// its call was made without a lease, so nobody knows what was deleted since.
 func (x *trExchange) alone(slot trSlot, r *trReply) error {
 	resp := r.d.resp
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
 	x.compareHead(resp)
-	if isFailure(resp.StatusCode) || resp.ContentLength > int64(x.p.MaxBody) || !covers(slot, dec.page.vary) {
-		dec.storable = false
+	storable := dec.storable && !isFailure(resp.StatusCode) && resp.ContentLength <= int64(x.p.MaxBody) && covers(slot, dec.page.vary)
+	x.offer(&trOpening{d: r.d, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived})
+	r.d.hand()
+	if storable && time.Since(x.came) < x.t.opts.WaitTimeout { // else it is alone as it has waited too long
+		x.t.lift(slot.key)
 	}
-	op := &trOpening{d: r.d, stored: dec.storable, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived}
-	x.offer(op)
-	if !dec.storable {
-		r.d.hand()
-		return nil
-	}
-	x.adoptDownload(slot, op, dec)
 	return nil
+}
+
+// lift makes a key's next call one that is made under a lease: it ends a mark, and
+// keeps a page for that call to validate. Once in a second does, as it also ends
+// such a call.
+func (t *Transport) lift(key string) {
+	t.mu.Lock()
+	now := time.Now()
+	if now.Sub(t.lifted[key]) < time.Second {
+		t.mu.Unlock()
+		return
+	}
+	if len(t.lifted) >= 1024 {
+		clear(t.lifted)
+	}
+	t.lifted[key] = now
+	t.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = t.guard.Expire(ctx, key)
 }
 
 // reject turns an answer into an error for those who wait.

@@ -71,7 +71,7 @@ type TransportOptions struct {
 	FetchTimeout time.Duration
 
 	// WaitTimeout bounds how long a request waits for another's call; then it makes
-	// its own. Default FetchTimeout plus the guard's lease.
+	// its own. Default FetchTimeout plus 5 s.
 	WaitTimeout time.Duration
 
 	// WhenUnavailable says what happens while Redis is away. Default
@@ -166,6 +166,7 @@ func (o TransportOptions) withDefaults() TransportOptions {
 	trDefault(&o.Bypass, 2*time.Minute)
 	trDefault(&o.MaxPause, 15*time.Minute)
 	trDefault(&o.FetchTimeout, 30*time.Second)
+	trDefault(&o.WaitTimeout, o.FetchTimeout+5*time.Second)
 	trDefault(&o.MaxUnguarded, 256)
 	trDefault(&o.CacheStatus, "stampede")
 	o.HostPolicy = o.HostPolicy.withDefaults()
