@@ -24,7 +24,7 @@ type payer struct {
 func payers(w *world, n int, l budget.Limit, p guard.Policy) []payer {
 	all := make([]payer, n)
 	for i := range all {
-		b, err := budget.New(w.server.Client(), "vendor", l)
+		b, err := budget.New(w.server.Client(), "vendor", l, budget.Options{Observer: awayTeller{w}})
 		must(w, err)
 		w.Cleanup(func() { _ = b.Close() })
 		p.Budget = b
@@ -302,3 +302,8 @@ func TestDeleteEndsTheWaitForABudget(t *testing.T) {
 		}
 	})
 }
+
+// An awayTeller tells a test why its budget lives on its share.
+type awayTeller struct{ w *world }
+
+func (a awayTeller) Observe(e guard.Event) { a.w.Logf("%s %v", e.Kind, e.Err) }
