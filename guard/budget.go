@@ -117,6 +117,31 @@ func (p *pursuit) afford(f *fill, lease *cache.Lease) error {
 	return p.spend(ctx, p.call.key, s, f)
 }
 
+// maxDoomed is how many flights may ask for a lease though it is known that they
+// can't pay for a fetch: they do it to find out whether another process fetches
+// the key. In a storm of more, asking for nothing would be most of the load.
+const maxDoomed = 8
+
+// spared is the outcome of a flight that need not ask for a lease to learn that
+// its budget is exhausted; nil: it is to ask. Call done at its end.
+func (p *pursuit) spared() (o *outcome, done func()) {
+	b := p.policy.Budget
+	if b == nil || p.background || p.policy.MaxBudgetWait > 0 || !b.Exhausted(p.policy.Priority) {
+		return nil, func() {}
+	}
+	done = func() { p.doomed.Add(-1) }
+	if p.doomed.Add(1) <= maxDoomed {
+		return nil, done
+	}
+	var f fill
+	err := p.spend(p.ctx, p.call.key, Spending{Cost: p.policy.Cost, Priority: p.policy.Priority}, &f)
+	if err == nil { // there is something again
+		f.expense.Settle(0)
+		return nil, done
+	}
+	return p.unaffordable(nil, err), done
+}
+
 // untilNotWanted cancels the wait when the lease is lost or all callers have
 // left. It returns with ctx.
 func (p *pursuit) untilNotWanted(ctx context.Context, lease *cache.Lease, cancel context.CancelCauseFunc) {

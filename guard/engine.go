@@ -28,6 +28,7 @@ type engine struct {
 	locals    flights // callers of keys whose values are too large to store
 	forced    flights // callers of Refresh
 	unguarded chan struct{}
+	doomed    atomic.Int64 // flights that ask for a lease though their budget is known to be exhausted
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc

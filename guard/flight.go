@@ -78,7 +78,11 @@ func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
 	if rd.reading != nil {
 		p.ask.Seen = rd.reading.Seen
 	}
-	o := p.run()
+	o, done := p.spared()
+	defer done()
+	if o == nil {
+		o = p.run()
+	}
 	if p.watch != nil {
 		p.watch.Close()
 		p.observe(Event{Kind: cache.WaitEnded, Key: c.key, Token: p.ask.LastHeld, Duration: time.Since(p.waitSince), Err: o.err})

@@ -215,4 +215,5 @@ func (b *Budget) observe(e cache.Event) {
 // rate is the limit's, as the scripts take it.
 func (b *Budget) rate() string { return decimal(b.limit.rate()) }
 
-func decimal(x float64) string { return strconv.FormatFloat(x, 'g', 17, 64) }
+// decimal is without an exponent: not every Lua reads one without a point.
+func decimal(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }

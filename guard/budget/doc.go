@@ -20,4 +20,7 @@
 // were seen, and a burst of at most Burst or one call for each of the P, whichever
 // is more; and twice Burst around the moments when Redis goes and comes back. A
 // process that has never reached Redis takes Options.Processes for N.
+//
+// A Redis that loses its data, or a failover that loses the last of it, forgets
+// what was spent and that there is a pause: Burst may be spent once more.
 package budget

@@ -17,13 +17,9 @@ type refusal struct {
 
 // remember keeps a refusal for those who would be refused with more reason.
 func (b *Budget) remember(s guard.Spending, asked time.Time, v verdict) {
-	most := remembered
+	believed := min(remembered, v.wait)
 	if s.Priority == guard.Background {
-		most = rememberedBackground
-	}
-	believed := min(most, v.wait)
-	if s.Priority == guard.Background {
-		believed = most
+		believed = max(remembered, min(rememberedBackground, v.wait))
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -21,7 +21,7 @@ const (
 	slotPoll = 25 * time.Millisecond
 	// remembered is how long a refusal is at most believed without asking again:
 	// refunds and the end of a pause may come before the time that was told. For
-	// Background it is longer, as nobody waits.
+	// Background it is at least that, and longer where the time is, as nobody waits.
 	remembered           = 50 * time.Millisecond
 	rememberedBackground = 250 * time.Millisecond
 )
