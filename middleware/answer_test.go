@@ -2,7 +2,6 @@ package middleware_test
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -29,7 +28,7 @@ func TestPitfall38ConditionsAreAnsweredFromTheWholeResponse(t *testing.T) {
 				w.Header().Set("ETag", etag)
 				w.Header().Set("Last-Modified", modified)
 				w.Header().Set("Content-Type", "text/plain")
-				io.WriteString(w, "0123456789")
+				fmt.Fprint(w, "0123456789")
 			})
 			switch fill {
 			case "plain":
@@ -80,7 +79,7 @@ func TestPitfall38Head(t *testing.T) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("X-Method", r.Method)
 		if r.Method == "GET" {
-			io.WriteString(w, "body")
+			fmt.Fprint(w, "body")
 		}
 	})
 	g := s.do("HEAD /")
@@ -308,8 +307,10 @@ func TestAgeAddsUp(t *testing.T) {
 	s.do("/")
 	time.Sleep(1100 * time.Millisecond)
 	g := s.do("/")
-	if a := g.Header.Get("Age"); a != "41" || !strings.HasSuffix(g.status(), ";hit;ttl=58") {
-		t.Error(a, g.status())
+	var age, ttl int
+	_, err := fmt.Sscanf(g.Header.Get("Age")+" "+g.status(), "%d http;hit;ttl=%d", &age, &ttl)
+	if err != nil || age < 41 || age+ttl < 98 || age+ttl > 100 {
+		t.Error(g.Header.Get("Age"), g.status(), err)
 	}
 }
 
@@ -331,7 +332,7 @@ func TestCompress(t *testing.T) {
 			t.Error("the handler was asked for an encoding")
 		}
 		w.Header().Set("ETag", `"v"`)
-		io.WriteString(w, body)
+		fmt.Fprint(w, body)
 	})
 	s.is(s.do("/", "Accept-Encoding: gzip"), 200, body)
 	g := s.do("/", "Accept-Encoding: br, gzip;q=0.5")
@@ -351,7 +352,7 @@ func TestCompress(t *testing.T) {
 
 func TestVia(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Via: "edge"}, func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, r.Header.Get("Via"))
+		fmt.Fprint(w, r.Header.Get("Via"))
 	})
 	for _, what := range []string{"/", "/", "POST /"} {
 		g := s.do(what)

@@ -167,11 +167,11 @@ func BenchmarkHotPageFromRedis(b *testing.B) {
 	b.ReportMetric(of[1][rounds/2]/of[0][rounds/2], "ratio")
 }
 
-// BenchmarkPrivatePage: a private page of 5 ms, against the bare handler: requests
+// BenchmarkPrivatePage: a private page of 20 ms, against the bare handler: requests
 // for it must not queue.
 func BenchmarkPrivatePage(b *testing.B) {
 	bare := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
 		w.Header().Set("Cache-Control", "private")
 		_, _ = io.WriteString(w, "page")
 	})

@@ -25,13 +25,13 @@ func TestLeaderStreamsAndWaitersGetTheWhole(t *testing.T) {
 	parts := make(chan string)
 	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 		for part := range parts {
-			io.WriteString(w, part)
+			fmt.Fprint(w, part)
 			http.NewResponseController(w).Flush()
 		}
 	})
 	headerCame := make(chan *http.Response)
 	go func() {
-		resp, err := s.client.Get(s.URL)
+		resp, err := s.client.Get(s.URL) //nolint:bodyclose // by who receives it
 		if err != nil {
 			t.Error(err)
 		}
@@ -72,7 +72,7 @@ func TestLeaderStreamsAndWaitersGetTheWhole(t *testing.T) {
 func TestFirstByteIsQuick(t *testing.T) {
 	var flushed atomic.Int64
 	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, "first")
+		fmt.Fprint(w, "first")
 		flushed.Store(time.Now().UnixNano())
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
@@ -113,14 +113,14 @@ func TestPitfall37BrokenBodiesAreNotStored(t *testing.T) {
 			started, release := make(chan struct{}), make(chan struct{})
 			s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 				if n.Add(1) > 1 {
-					io.WriteString(w, "whole page")
+					fmt.Fprint(w, "whole page")
 					return
 				}
 				if name == "short" {
 					w.Header().Set("Content-Length", "10")
 				}
 				if name != "panic without header" {
-					io.WriteString(w, "half")
+					fmt.Fprint(w, "half")
 				}
 				if name != "panic before flush" && name != "panic without header" {
 					w.(http.Flusher).Flush()
@@ -154,7 +154,7 @@ func TestPitfall37RunOutlivesItsClient(t *testing.T) {
 	for _, flush := range []bool{false, true} {
 		started, release = make(chan struct{}), make(chan struct{})
 		s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
-			io.WriteString(w, "first,")
+			fmt.Fprint(w, "first,")
 			if flush {
 				w.(http.Flusher).Flush()
 			}
@@ -163,7 +163,7 @@ func TestPitfall37RunOutlivesItsClient(t *testing.T) {
 			if r.Context().Err() != nil {
 				t.Error("the run was cancelled")
 			}
-			io.WriteString(w, "last")
+			fmt.Fprint(w, "last")
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		left := make(chan got)
@@ -249,7 +249,7 @@ func TestSlowClientHoldsNobodyUp(t *testing.T) {
 	body := strings.Repeat("x", 900<<10)
 	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
-		io.WriteString(w, body)
+		fmt.Fprint(w, body)
 	})
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
 	if err != nil {
@@ -266,7 +266,7 @@ func TestSlowClientHoldsNobodyUp(t *testing.T) {
 func TestTrailers(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "X-Sum")
-		io.WriteString(w, "body")
+		fmt.Fprint(w, "body")
 		w.Header().Set("X-Sum", "42")
 		w.Header().Set(http.TrailerPrefix+"X-Late", "yes")
 	})
@@ -287,7 +287,7 @@ func TestInformationalResponsesPassThrough(t *testing.T) {
 			w.WriteHeader(http.StatusEarlyHints)
 			w.Header().Del("Link")
 			w.Header().Set("Cache-Control", cc)
-			io.WriteString(w, "body")
+			fmt.Fprint(w, "body")
 		})
 		var hints []string
 		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
@@ -330,6 +330,7 @@ func TestHijackPassesThrough(t *testing.T) {
 		if err != nil || resp.StatusCode != 101 {
 			t.Fatal(resp, err)
 		}
+		defer resp.Body.Close()
 		if line, _ := b.ReadString('\n'); line != "you said hello\n" {
 			t.Errorf("%q", line)
 		}
@@ -349,11 +350,11 @@ func TestFetchTimeout(t *testing.T) {
 
 func TestSlowBodyGoesOnForItsClient(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, FetchTimeout: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, "first,")
+		fmt.Fprint(w, "first,")
 		w.(http.Flusher).Flush()
 		select {
 		case <-time.After(200 * time.Millisecond):
-			io.WriteString(w, "last")
+			fmt.Fprint(w, "last")
 		case <-r.Context().Done():
 			t.Error("cancelled, though its client is there")
 		}
@@ -369,7 +370,7 @@ func TestWaitTimeout(t *testing.T) {
 			if n.Add(1) == 1 {
 				<-release
 			}
-			io.WriteString(w, "page")
+			fmt.Fprint(w, "page")
 		})
 		leader := make(chan got)
 		go func() { leader <- s.do("/") }()
@@ -398,7 +399,7 @@ func TestPitfall40HeadersAreNotShared(t *testing.T) {
 	defer m.Close()
 	h := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header()["X-Many"] = append(make([]string, 0, 8), "a", "b")
-		io.WriteString(w, "x")
+		fmt.Fprint(w, "x")
 	}))
 	for i := range 4 {
 		w := &plainWriter{h: http.Header{}}

@@ -45,8 +45,8 @@ func (w *passWriter) run(next http.Handler, r *http.Request) {
 
 func (w *passWriter) commit(status int) {
 	w.status = status
-	w.header = w.ResponseWriter.Header().Clone()
-	w.onHeader(status, w.ResponseWriter.Header())
+	w.header = w.Header().Clone()
+	w.onHeader(status, w.Header())
 }
 
 // WriteHeader implements [http.ResponseWriter].

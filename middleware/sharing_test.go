@@ -73,7 +73,8 @@ func TestTTLIsForHandlersThatSayNothing(t *testing.T) {
 		"/plain": true, "/never": false, "/x.none": false,
 		"/a?cc=private": false, "/a?cc=no-store": false, "/a?cc=max-age=0": false, "/a?cc=max-age=9": true,
 	} {
-		if got := s.do(path).body == s.do(path).body; got != shared {
+		first := s.do(path).body
+		if got := s.do(path).body == first; got != shared {
 			t.Errorf("%s: shared: %v", path, got)
 		}
 	}

@@ -124,6 +124,7 @@ func TestProxyPassesUpgrades(t *testing.T) {
 	if err != nil || resp.StatusCode != 101 {
 		t.Fatal(resp, err)
 	}
+	defer resp.Body.Close()
 	fmt.Fprintln(conn, "hello")
 	if line, _ := b.ReadString('\n'); line != "you said hello\n" {
 		t.Errorf("%q", line)
