@@ -65,6 +65,11 @@ const (
 	// FlagTagged says that the entry carries tags, in front of its payload.
 	// [Entry.Encode] sets it, or not, by Entry.Tags.
 	FlagTagged Flags = 1 << 3
+	// FlagIfError says that the entry, once stale, may only stand in for an error.
+	FlagIfError Flags = 1 << 5
+	// FlagKept says that the entry, once stale, is never served: it is kept for
+	// whoever fetches anew, to be validated.
+	FlagKept Flags = 1 << 6
 )
 
 // An Entry is what a store keeps under a key. No field is a point in time:

@@ -27,6 +27,16 @@ const (
 	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Err why, if a fetch failed
 	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
 	EntryDamaged   EventKind = "entry_damaged"   // Err: what is stored can't be read
+
+	BudgetWaited    EventKind = "budget_waited"    // Duration a fetch waited for its budget
+	BudgetExhausted EventKind = "budget_exhausted" // Duration until there may be something again, Err
+)
+
+// What a budget reports; Guard is the budget's name.
+const (
+	BudgetPaused EventKind = "budget_paused" // Duration: the upstream asked to be left alone
+	BudgetAway   EventKind = "budget_away"   // Err: Redis is away, and the process lives on its share
+	BudgetBack   EventKind = "budget_back"   // Duration it was away
 )
 
 // What a store reports.

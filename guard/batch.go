@@ -327,7 +327,7 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 		evs[i] = Event{Key: m.call.key, Token: m.lease.Token, Attempt: m.lease.Attempt}
 		starts[i] = m.fs.fetching(m.f, m.tick)
 	}
-	rs := b.runFetchMany(b.ctx, b.fetch, keys, evs, p.unwanted)
+	rs := b.runFetchMany(b.ctx, b.fetch, keys, evs, b.spending(live), p.unwanted)
 	ends = make([]ending, len(live))
 	for i, m := range live {
 		rs[i].stamp, rs[i].stampErr = stamp, stampErr
@@ -345,6 +345,23 @@ func (b *batch) stamp(members []*member) (cache.Stamp, error) {
 		}
 	}
 	return cache.Stamp{}, nil
+}
+
+// spending is what one call of the fetch takes from the budget: as much as the
+// fetch of one key, as it is one call of the upstream. It waits if one of its keys
+// has callers who have nothing stale to live on.
+func (b *batch) spending(members []*member) Spending {
+	s := Spending{Cost: b.policy.Cost, Priority: Background}
+	if b.fs == &b.refreshes {
+		return s
+	}
+	s.Priority = b.policy.Priority
+	for _, m := range members {
+		if !servableIfError(m.known, 0) {
+			s.MaxWait = b.policy.MaxBudgetWait
+		}
+	}
+	return s
 }
 
 // withStale adds the stale value, where the fetch has said that it is good.
@@ -440,7 +457,7 @@ func (b *batch) fetchHere(members []*member, source Source) {
 			evs[i] = Event{Key: m.call.key, Attempt: 1}
 			starts[i] = m.fs.fetching(m.f, m.tick)
 		}
-		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, nil)
+		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, b.spending(now), nil)
 		for i, m := range now {
 			m.withStale(&rs[i])
 			m.answer(m.fetchedHere(rs[i], &rs[i].fill, starts[i], source))

@@ -51,7 +51,7 @@ func decide(r *cache.Reading, p *Policy) action {
 		return serve
 	}
 	onlyIfError := p.StaleIfError - p.Stale
-	if staleAllowed(r) && r.Age < r.Entry.TTL-onlyIfError && r.Entry.TTL-r.Entry.FreshFor > onlyIfError {
+	if staleAllowed(r) && r.Entry.Flags&cache.FlagIfError == 0 && r.Age < r.Entry.TTL-onlyIfError && r.Entry.TTL-r.Entry.FreshFor > onlyIfError {
 		return serveStale
 	}
 	return fetch
@@ -59,9 +59,10 @@ func decide(r *cache.Reading, p *Policy) action {
 
 // staleAllowed reports whether the entry's own terms leave any time to serve it
 // stale. A value that is fresh to its very end may not be, even expired by hand.
-// Nor may one that never was fresh: it was for those who waited for it.
+// Nor may one that never was fresh, as it was for those who waited for it, or one
+// that is only kept to be validated.
 func staleAllowed(r *cache.Reading) bool {
-	return r.Entry.FreshFor > 0 && r.Entry.TTL > r.Entry.FreshFor
+	return r.Entry.FreshFor > 0 && r.Entry.TTL > r.Entry.FreshFor && r.Entry.Flags&cache.FlagKept == 0
 }
 
 // servableIfError reports whether a reading may stand in for a fetch that
@@ -91,6 +92,9 @@ func errorPause(p *Policy, failures int) time.Duration {
 // lifetime is a value's two bounds as they go into its header. A value that may
 // be shared only with those who wait for it is gone as soon as can be.
 func lifetime(f *fill, p *Policy) (fresh, hard time.Duration) {
+	if f.ttl <= 0 && f.staleUse == OnlyValidate && f.staleFor > 0 {
+		return 0, min(max(f.staleFor, time.Millisecond), cache.MaxTTL)
+	}
 	if f.ttl <= 0 {
 		return 0, time.Millisecond
 	}

@@ -29,6 +29,7 @@ type engine struct {
 	locals    flights // callers of keys whose values are too large to store
 	forced    flights // callers of Refresh
 	unguarded chan struct{}
+	doomed    atomic.Int64 // flights that ask for a lease though their budget is known to be exhausted
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -298,6 +299,9 @@ var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftT
 
 // refresh starts the background flight of a key unless there is one.
 func (e *engine) refresh(c call, r *cache.Reading) {
+	if e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
+		return // or each stale hit would ask for a lease to be told so
+	}
 	if e.refreshes.has(c.key) {
 		return // singleflight would keep a channel for each call until it ends
 	}

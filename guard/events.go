@@ -51,6 +51,7 @@ var warnings = map[cache.EventKind]bool{
 	cache.RefreshFailed: true, cache.Unguarded: true, cache.EntryDamaged: true,
 	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.SubscriptionLost: true,
 	cache.LivenessOff: true, cache.MessageDamaged: true,
+	cache.BudgetPaused: true, cache.BudgetAway: true, cache.BudgetBack: true,
 }
 
 // Observe implements [Observer].

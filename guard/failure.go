@@ -18,12 +18,15 @@ type failure struct {
 	Sentinels []string `msgpack:"s,omitempty"` // registered names, or reserved ones
 	Panicked  bool     `msgpack:"p,omitempty"`
 	PauseMS   int64    `msgpack:"r,omitempty"` // nobody fetches for so long
+	Budget    string   `msgpack:"b,omitempty"` // it was exhausted
+	BudgetMS  int64    `msgpack:"x,omitempty"` // and may have something again after so long
 }
 
 const (
 	reservedPrefix = "guard:"
 	notFoundName   = reservedPrefix + "not_found"
 	timeoutName    = reservedPrefix + "fetch_timeout"
+	exhaustedName  = reservedPrefix + "exhausted"
 
 	// maxFailureText bounds the text of an error that travels.
 	maxFailureText = 4 << 10
@@ -48,6 +51,11 @@ func encodeFailure(err error, pause time.Duration, p *Policy) []byte {
 	if errors.Is(err, ErrFetchTimeout) {
 		f.Sentinels = append(f.Sentinels, timeoutName)
 	}
+	var exhausted *ExhaustedError
+	if errors.As(err, &exhausted) {
+		f.Sentinels = append(f.Sentinels, exhaustedName)
+		f.Budget, f.BudgetMS = exhausted.Budget, exhausted.RetryAfter.Milliseconds()
+	}
 	slices.Sort(f.Sentinels)
 	b, encodeErr := msgpack.Marshal(&f)
 	if encodeErr != nil {
@@ -68,16 +76,23 @@ func decodeFailure(b []byte, p *Policy) *RemoteError {
 	e := &RemoteError{
 		Text:       f.Text,
 		Panicked:   f.Panicked,
-		RetryAfter: min(max(0, time.Duration(min(f.PauseMS, cache.MaxTTL.Milliseconds()))*time.Millisecond), cache.MaxTTL),
+		RetryAfter: wireDuration(f.PauseMS),
 	}
 	for _, name := range f.Sentinels {
 		if name == notFoundName {
 			e.Sentinels = append(e.Sentinels, ErrNotFound)
 		} else if name == timeoutName {
 			e.Sentinels = append(e.Sentinels, ErrFetchTimeout)
+		} else if name == exhaustedName {
+			e.Sentinels = append(e.Sentinels, &ExhaustedError{Budget: f.Budget, RetryAfter: wireDuration(f.BudgetMS)})
 		} else if sentinel := p.Errors[name]; sentinel != nil {
 			e.Sentinels = append(e.Sentinels, sentinel)
 		}
 	}
 	return e
+}
+
+// wireDuration is a duration that came from elsewhere, made sane.
+func wireDuration(ms int64) time.Duration {
+	return time.Duration(max(0, min(ms, cache.MaxTTL.Milliseconds()))) * time.Millisecond
 }

@@ -89,6 +89,11 @@ func (e *engine) callFetch(ctx context.Context, c call, f fill, done chan<- fetc
 			}
 		}
 		done <- r
+		if f.expense != nil {
+			// Here, as a fetch that was given up goes on calling its upstream; and
+			// nobody waits for it.
+			f.expense.Settle(f.cost)
+		}
 	}()
 	r.value, r.err = c.fetch(ctx, &f)
 	if r.err != nil {
@@ -126,6 +131,9 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	p.recheck()
 	f := p.newFill()
 	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
+	if err := p.afford(f, lease); err != nil {
+		return p.unaffordable(lease, err)
+	}
 	start := p.fs.fetching(p.f, p.tick)
 	r := p.runFetch(p.ctx, p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
 	r.stamp, r.stampErr = stamp, stampErr
@@ -242,6 +250,7 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 		return &cache.Entry{Kind: cache.Bypass, Flags: cache.FlagTooLarge, TTL: p.policy.Bypass, FreshFor: p.policy.Bypass}
 	}
 	r.entry.FreshFor, r.entry.TTL = lifetime(&r.fill, &p.policy)
+	r.entry.Flags |= r.fill.staleUse.flags()
 	return r.entry
 }
 
@@ -256,7 +265,7 @@ func (p *pursuit) renew(lease *cache.Lease, start uint64, r fetched) ending {
 	if tags = distinct(tags); len(tags) > maxTags {
 		return p.fail(lease, start, r.took, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
 	}
-	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags &^ cache.FlagExpired, Payload: old.Payload, Tags: tags}
+	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | f.staleUse.flags(), Payload: old.Payload, Tags: tags}
 	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
 	return p.fill(lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
 }
@@ -287,6 +296,9 @@ func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r f
 // one or there is a stale value to live on.
 func (p *pursuit) fail(lease *cache.Lease, start uint64, took time.Duration, cause error) ending {
 	pause, asked := PauseOf(cause)
+	if exhausted := (*ExhaustedError)(nil); !asked && errors.As(cause, &exhausted) {
+		asked = true // for none: what is exhausted is not the key, and the budget remembers it better
+	}
 	if !asked && p.policy.ErrorPause != Off && servableIfError(p.known, took) {
 		// It ends with the value that callers live on meanwhile.
 		pause = min(errorPause(&p.policy, lease.Failures), p.known.Left-took)
@@ -320,6 +332,9 @@ type slotKey struct{}
 func (p *pursuit) fetchHere(source Source) *outcome {
 	f := p.newFill()
 	f.idempotencyKey = randomKey()
+	if err := p.afford(f, nil); err != nil {
+		return p.unaffordable(nil, err)
+	}
 	start := p.fs.fetching(p.f, p.tick)
 	return p.fetchedHere(p.runFetch(p.ctx, p.call, f, nil, nil, nil), f, start, source)
 }
@@ -348,6 +363,12 @@ func (e *engine) alone(c call) *outcome {
 // forOneself fetches for one caller, on its own context, and stores nothing.
 func (e *engine) forOneself(c call, source Source) *outcome {
 	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, idempotencyKey: randomKey(), private: true, tags: e.policy.Tags}
+	if err := e.affordAlone(c.ctx, c.key, f); err != nil {
+		if o := e.endedFor(c.ctx, nil); o != nil {
+			return o
+		}
+		return &outcome{err: err}
+	}
 	r := e.runFetch(c.ctx, c, f, nil, nil, e.ctx.Done())
 	if r.err != nil {
 		if o := e.endedFor(c.ctx, nil); o != nil {

@@ -44,11 +44,15 @@ func resultOf(key string, value any, ok bool, err error, part *BatchError) (any,
 	return nil, ErrNotFound
 }
 
-// runFetchMany is runFetch for many keys, with one call of the fetch, and what
-// it came to for each. evs are the keys' events; each key counts as a fetch. What
-// becomes of the leases meanwhile is not its business: unwanted is closed when
-// nobody can use any of the results.
-func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchKeys, evs []Event, unwanted <-chan struct{}) []fetched {
+// runFetchMany is runFetch for many keys, with one call of the fetch, which is
+// paid for first, and what it came to for each. evs are the keys' events; each
+// key counts as a fetch. What becomes of the leases meanwhile is not its
+// business: unwanted is closed when nobody can use any of the results.
+func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchKeys, evs []Event, s Spending, unwanted <-chan struct{}) []fetched {
+	var f fill
+	if err := e.affordMany(ctx, evs[0].Key, s, &f, unwanted); err != nil {
+		return all(len(evs), fetched{err: err, lost: errors.Is(err, errNotWanted)})
+	}
 	timeout := fmt.Errorf("%w: the fetch of %d keys took longer than %v", ErrFetchTimeout, len(evs), e.policy.FetchTimeout)
 	if len(evs) == 1 {
 		timeout = fmt.Errorf("%w: %s took longer than %v", ErrFetchTimeout, e.about(evs[0].Key), e.policy.FetchTimeout)
@@ -62,7 +66,7 @@ func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchK
 	}
 	start := time.Now()
 	done := make(chan []fetched, 1)
-	go e.callFetchMany(ctx, fetch, names, keys, done) // see runFetch
+	go e.callFetchMany(ctx, fetch, names, keys, f, done) // see runFetch
 	var rs []fetched
 	select {
 	case rs = <-done:
@@ -96,7 +100,7 @@ func all(n int, r fetched) []fetched { return slices.Repeat([]fetched{r}, n) }
 
 // callFetchMany calls the user's fetch and packs its values, and answers on done
 // whatever becomes of it.
-func (e *engine) callFetchMany(ctx context.Context, fetch manyFetch, names []string, keys *fetchKeys, done chan<- []fetched) {
+func (e *engine) callFetchMany(ctx context.Context, fetch manyFetch, names []string, keys *fetchKeys, f fill, done chan<- []fetched) {
 	ctx, frame := enterMany(ctx, e, keys)
 	rs := make([]fetched, len(names))
 	returned := false
@@ -110,6 +114,9 @@ func (e *engine) callFetchMany(ctx context.Context, fetch manyFetch, names []str
 			rs = all(len(names), r)
 		}
 		done <- rs
+		if f.expense != nil {
+			f.expense.Settle(f.cost) // see callFetch
+		}
 	}()
 	got, err := fetch(ctx, slices.Clone(names))
 	part := partOf(err)

@@ -30,6 +30,9 @@ type Fill[V any] struct {
 	// StaleFor is how long the value may be served stale after that; preset from
 	// the policy's Stale. Off forbids it, also when a fetch fails.
 	StaleFor time.Duration
+	// StaleUse says what else the value may be used for in that time, if not for
+	// everything: preset to ServeStale.
+	StaleUse StaleUse
 	// Private keeps the value for the caller that fetched it. For Policy.Bypass,
 	// all callers of the key then fetch for themselves, side by side; their fetches
 	// find it preset to true.
@@ -39,6 +42,36 @@ type Fill[V any] struct {
 	// most 16, of 1 to 256 bytes each, or the fetch has failed. They also go with
 	// ErrNotFound; with ErrNotModified they are added to those the value has.
 	Tags []string
+
+	// Cost is what the fetch costs the policy's Budget; preset to what was spent
+	// before it, [Policy.Cost]. What it says when the fetch returns is settled: the
+	// difference is refunded, or owed. Less than 0 counts as 0.
+	Cost int
+}
+
+// StaleUse says what a value is good for in the time that [Fill.StaleFor] keeps
+// it past its TTL.
+type StaleUse byte
+
+const (
+	// ServeStale: it is served while it is refreshed, and stands in for errors.
+	ServeStale StaleUse = iota
+	// OnlyIfError: it stands in for errors, for callers who waited.
+	OnlyIfError
+	// OnlyValidate: nobody gets it. The next fetch is told ([Fill.Stale]), for a
+	// conditional request. A TTL of zero or less is then no reason not to keep it.
+	OnlyValidate
+)
+
+// flags is how the use stands in an entry's header.
+func (u StaleUse) flags() cache.Flags {
+	switch u {
+	case OnlyIfError:
+		return cache.FlagIfError
+	case OnlyValidate:
+		return cache.FlagKept
+	}
+	return 0
 }
 
 // fill is Fill without its type.
@@ -48,8 +81,11 @@ type fill struct {
 	attempt        int
 	idempotencyKey string
 	ttl, staleFor  time.Duration
+	staleUse       StaleUse
 	private        bool
 	tags           []string
+	cost           int
+	expense        Expense // nil: there is no budget
 }
 
 // Source says where a value came from.

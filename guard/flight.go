@@ -74,7 +74,7 @@ func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, r *cache.Re
 		engine: e, ctx: ctx, fs: fs, call: c, known: r, poll: firstPoll,
 		background: fs == &e.refreshes,
 		ask: cache.Ask{
-			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout,
+			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout + e.policy.MaxBudgetWait,
 			MaxAttempts: max(e.policy.MaxAttempts, 0), Window: e.policy.Quarantine,
 		},
 	}
@@ -92,7 +92,12 @@ func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
 	if rd.err != nil {
 		return p.withoutStore(rd.err)
 	}
-	return p.ended(p.run())
+	o, done := p.spared()
+	defer done()
+	if o == nil {
+		o = p.run()
+	}
+	return p.ended(o)
 }
 
 // ended tidies up after a pursuit that has come to its outcome.

@@ -92,7 +92,7 @@ func (g *Guard[V]) nearValue(ctx context.Context, key string) (v V, n nearValue,
 // Errors: what the fetch returned, in this process as it is and from another as
 // a [*RemoteError]; [*PanicError]; [ErrNotFound]; [ErrFetchTimeout];
 // [ErrWaitTimeout]; [ErrQuarantined]; [ErrUnavailable]; [ErrReentrant];
-// [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
+// [*ExhaustedError]; [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
 // the fetch goes on for the others.
 func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
 	if v, _, ok := g.nearValue(ctx, key); ok {
@@ -135,17 +135,22 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 		age := n.entry.Age + time.Since(n.at)
 		return Result[V]{Value: v, Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
 	}
-	o := g.engine.load(call{ctx: ctx, key: key, tags: true, fetch: func(ctx context.Context, f *fill) (any, error) {
+	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, tags: true, fetch: telling(fetch)}))
+}
+
+// telling is a fetch for the engine that is told more and may say more.
+func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(context.Context, *fill) (any, error) {
+	return func(ctx context.Context, f *fill) (any, error) {
 		fl := Fill[V]{
 			Attempt: f.attempt, IdempotencyKey: f.idempotencyKey,
-			TTL: f.ttl, StaleFor: f.staleFor, Private: f.private, Tags: slices.Clone(f.tags),
+			TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
+			Tags: slices.Clone(f.tags),
 		}
 		fl.Stale, _ = f.stale.(*V)
 		v, err := fetch(ctx, &fl)
-		f.ttl, f.staleFor, f.private, f.tags = fl.TTL, fl.StaleFor, fl.Private, fl.Tags
+		f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
 		return &v, err
-	}})
-	return g.resultOf(o)
+	}
 }
 
 // Refresh fetches the value anew, once for the fleet, even if what is stored is
@@ -154,6 +159,11 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 // as of Get; a stale value doesn't stand in for them.
 func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
 	return g.get(call{ctx: ctx, key: key, force: true, fetch: plain(fetch)})
+}
+
+// Reload is to Refresh what Load is to Get.
+func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
+	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, force: true, tags: true, fetch: telling(fetch)}))
 }
 
 // Peek returns what is stored, fresh or stale, and never fetches. Errors:

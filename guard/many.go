@@ -413,6 +413,13 @@ func (m *many) alone(ws []*wanted) {
 	m.forOneself(m.notWithin(ws), Fetched)
 }
 
+// spending is that of a fetch for this call alone.
+func (m *many) spending() Spending {
+	return Spending{
+		Cost: m.policy.Cost, Priority: m.policy.Priority, MaxWait: withinDeadline(m.policy.MaxBudgetWait, m.ctx),
+	}
+}
+
 // forOneself is engine.forOneself for many.
 func (m *many) forOneself(ws []*wanted, source Source) {
 	turns := map[string]int{}
@@ -426,7 +433,7 @@ func (m *many) forOneself(ws []*wanted, source Source) {
 		for i, w := range some {
 			evs[i] = Event{Key: w.key, Attempt: 1}
 		}
-		for i, r := range m.runFetchMany(m.ctx, m.fetch, &fetchKeys{turns, turn}, evs, m.engine.ctx.Done()) {
+		for i, r := range m.runFetchMany(m.ctx, m.fetch, &fetchKeys{turns, turn}, evs, m.spending(), m.engine.ctx.Done()) {
 			o := &outcome{value: r.value, err: r.err, source: source}
 			if r.err != nil {
 				if ended := m.endedFor(m.ctx, nil); ended != nil {

@@ -133,13 +133,13 @@ type Policy struct {
 	MaxAttempts int
 
 	// Quarantine is how long attempts are remembered, and so how long a
-	// quarantine lasts from the last of them. More than FetchTimeout plus Lease.
-	// Default the larger of 1 min and twice that sum.
+	// quarantine lasts from the last of them. More than FetchTimeout plus
+	// MaxBudgetWait plus Lease. Default the larger of 1 min and twice that sum.
 	Quarantine time.Duration
 
 	// WaitTimeout bounds how long one call waits for a fetch that somebody else
 	// runs, or, with Redis away, to be among MaxUnguarded; the caller's context may end the wait sooner. Default FetchTimeout
-	// plus Lease: when a holder must have given up.
+	// plus MaxBudgetWait plus Lease: when a holder must have given up.
 	WaitTimeout time.Duration
 
 	// OnWaitTimeout says what a call gets then. Default StaleOrError.
@@ -156,6 +156,24 @@ type Policy struct {
 	// MaxBatch bounds the keys of one call of GetMany's fetch; for more there are
 	// several calls, one after the other. Default 1000.
 	MaxBatch int
+
+	// Budget is what fetches are paid from, fleet-wide, before they are made. With
+	// nothing left callers get the stale value that StaleIfError allows, else wait
+	// for MaxBudgetWait, else get an [*ExhaustedError]. Default none.
+	Budget Budget `json:"-"`
+
+	// Cost is what a fetch is estimated to cost, in the budget's units; the fetch
+	// corrects it ([Fill.Cost]). Default 1.
+	Cost int
+
+	// MaxBudgetWait is how long a fetch that callers wait for waits for its budget,
+	// where there is nothing stale to serve; no longer than the caller's deadline
+	// allows, if there is only one. Default 0: not at all.
+	MaxBudgetWait time.Duration
+
+	// Priority is that of the fetches that callers wait for. Default Normal;
+	// refreshes in the background are always Background.
+	Priority Priority
 
 	// MaxBytes bounds an encoded value, before compression, when it is stored,
 	// and what a compressed one may expand to when it is read. A larger one is
@@ -197,8 +215,9 @@ func (p Policy) withDefaults() Policy {
 	def(&p.FetchTimeout, 30*time.Second)
 	def(&p.Lease, 5*time.Second)
 	def(&p.MaxAttempts, 3)
-	def(&p.Quarantine, max(time.Minute, 2*(p.FetchTimeout+p.Lease)))
-	def(&p.WaitTimeout, p.FetchTimeout+p.Lease)
+	def(&p.Cost, 1)
+	def(&p.Quarantine, max(time.Minute, 2*(p.FetchTimeout+p.MaxBudgetWait+p.Lease)))
+	def(&p.WaitTimeout, p.FetchTimeout+p.MaxBudgetWait+p.Lease)
 	def(&p.MaxUnguarded, 32)
 	def(&p.MaxBatch, 1000)
 	def(&p.MaxBytes, 16<<20)
@@ -238,15 +257,16 @@ func (p Policy) validate() error {
 	atLeast("FetchTimeout", p.FetchTimeout, time.Millisecond)
 	atLeast("Lease", p.Lease, 10*time.Millisecond)
 	atLeast("WaitTimeout", p.WaitTimeout, time.Millisecond)
-	if p.Quarantine <= p.FetchTimeout+p.Lease {
-		bad("Quarantine is %v, must be more than FetchTimeout plus Lease (%v)", p.Quarantine, p.FetchTimeout+p.Lease)
+	atLeast("MaxBudgetWait", p.MaxBudgetWait, 0)
+	if held := p.FetchTimeout + p.MaxBudgetWait + p.Lease; p.Quarantine <= held {
+		bad("Quarantine is %v, must be more than FetchTimeout, MaxBudgetWait and Lease (%v)", p.Quarantine, held)
 	}
 	// Each by itself too, and cut for the sums: those overflow.
 	limit := func(d time.Duration) time.Duration { return min(d, cache.MaxTTL) }
 	for name, d := range map[string]time.Duration{
 		"TTL plus Stale": limit(p.TTL) + limit(p.Stale), "TTL plus StaleIfError": limit(p.TTL) + limit(p.StaleIfError),
 		"TTL": p.TTL, "FetchTimeout": p.FetchTimeout, "Lease": p.Lease, "WaitTimeout": p.WaitTimeout,
-		"Negative": p.Negative, "Bypass": p.Bypass, "Quarantine": p.Quarantine, "MaxErrorPause": p.MaxErrorPause,
+		"Negative": p.Negative, "Bypass": p.Bypass, "Quarantine": p.Quarantine, "MaxErrorPause": p.MaxErrorPause, "MaxBudgetWait": p.MaxBudgetWait,
 	} {
 		if d > cache.MaxTTL {
 			bad("%s is %v, can be at most %v", name, d, cache.MaxTTL)
@@ -278,6 +298,12 @@ func (p Policy) validate() error {
 	}
 	if p.CompressAbove < 0 {
 		bad("CompressAbove is %d, must not be negative", p.CompressAbove)
+	}
+	if p.Cost < 0 {
+		bad("Cost is %d, must not be negative", p.Cost)
+	}
+	if p.Priority > Critical {
+		bad("Priority is %d, must be Normal, Background or Critical", p.Priority)
 	}
 	if p.OnWaitTimeout > StaleOrFetch {
 		bad("OnWaitTimeout is %d, must be StaleOrError, ErrorAlways or StaleOrFetch", p.OnWaitTimeout)

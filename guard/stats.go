@@ -30,6 +30,10 @@ type Stats struct {
 
 	Errors ErrorStats
 
+	BudgetWaits   uint64      // fetches that waited for their budget
+	BudgetRefused uint64      // fetches that were not made, for want of a budget
+	Budget        BudgetState // what was last heard of it; it may be shared with other guards
+
 	NearEntries   int    // in the near cache now, about
 	NearEvictions uint64 // by its bounds
 	NearBypasses  uint64 // lookups while invalidations might have been missed
@@ -42,6 +46,7 @@ type Stats struct {
 type ErrorStats struct {
 	NotFound, Fetch, Remote, Panic, FetchTimeout, WaitTimeout uint64
 	Quarantined, Unavailable, Closed, Context, Other          uint64
+	Exhausted                                                 uint64
 }
 
 // A Flight is one pursuit of a key in this process.
@@ -65,7 +70,12 @@ func (g *Guard[V]) Stats() Stats {
 			NotFound: c.errNotFound.Load(), Fetch: c.errFetch.Load(), Remote: c.errRemote.Load(), Panic: c.errPanic.Load(),
 			FetchTimeout: c.errFetchTimeout.Load(), WaitTimeout: c.errWaitTimeout.Load(), Quarantined: c.errQuarantined.Load(),
 			Unavailable: c.errUnavailable.Load(), Closed: c.errClosed.Load(), Context: c.errContext.Load(), Other: c.errOther.Load(),
+			Exhausted: c.errExhausted.Load(),
 		},
+		BudgetWaits: c.budgetWaits.Load(), BudgetRefused: c.budgetRefused.Load(),
+	}
+	if e.policy.Budget != nil {
+		s.Budget = e.policy.Budget.Known()
 	}
 	if e.near != nil {
 		snapshot := e.near.hits.Snapshot()
@@ -110,6 +120,7 @@ type counters struct {
 	errNotFound, errFetch, errRemote, errPanic                          atomic.Uint64
 	errFetchTimeout, errWaitTimeout, errQuarantined                     atomic.Uint64
 	errUnavailable, errClosed, errContext, errOther                     atomic.Uint64
+	errExhausted, budgetWaits, budgetRefused                            atomic.Uint64
 }
 
 // event counts what is also told to an Observer.
@@ -129,6 +140,10 @@ func (c *counters) event(kind cache.EventKind) {
 		c.leasesLost.Add(1)
 	case cache.LeaseTakenOver:
 		c.takeovers.Add(1)
+	case cache.BudgetWaited:
+		c.budgetWaits.Add(1)
+	case cache.BudgetExhausted:
+		c.budgetRefused.Add(1)
 	case cache.EntryDamaged:
 		c.damaged.Add(1)
 	}
@@ -156,12 +171,15 @@ func (c *counters) served(o *outcome, ended bool) {
 func (c *counters) failed(err error, ended bool) {
 	var remote *RemoteError
 	var panicked *PanicError
+	var exhausted *ExhaustedError
 	counter := &c.errFetch
 	switch {
 	case ended:
 		counter = &c.errContext
 	case errors.Is(err, ErrNotFound):
 		counter = &c.errNotFound
+	case errors.As(err, &exhausted):
+		counter = &c.errExhausted
 	case errors.As(err, &remote):
 		counter = &c.errRemote
 	case errors.As(err, &panicked):

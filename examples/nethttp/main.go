@@ -1,0 +1,110 @@
+// Command nethttp serves a report that takes half a second, behind the
+// middleware. Start it twice, on one Redis: README.md has the lines to try.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+func main() {
+	listen := flag.String("listen", "127.0.0.1:8081", "address to listen on")
+	redisURL := flag.String("redis", os.Getenv("REDIS_URL"), "URL of the Redis that the processes share; empty: this process alone")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *listen, *redisURL); err != nil {
+		log.Fatal("nethttp: ", err)
+	}
+}
+
+func run(ctx context.Context, listen, redisURL string) error {
+	store, closeStore, err := open(redisURL)
+	if err != nil {
+		return err
+	}
+	defer closeStore()
+	m, err := middleware.New(store, middleware.Options{
+		Host:  "reports.example", // by whatever port it is asked for
+		TTL:   10 * time.Second,  // for handlers that don't say
+		Stale: time.Minute,       // then served while one process runs the handler
+		Near:  guard.Near{MaxBytes: 16 << 20},
+	})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /report", report)
+	mux.HandleFunc("POST /report", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "noted") })
+	mux.HandleFunc("GET /me", me)
+
+	server := &http.Server{Addr: listen, Handler: m.Wrap(mux)}
+	done := make(chan error, 1)
+	go func() { done <- server.ListenAndServe() }()
+	log.Printf("nethttp: listening on http://%s", listen)
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := server.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+var runs atomic.Int64
+
+// report is expensive, and the same for everybody. It says nothing about caching.
+func report(w http.ResponseWriter, r *http.Request) {
+	time.Sleep(500 * time.Millisecond)
+	fmt.Fprintf(w, "report, run %d of process %d\n", runs.Add(1), os.Getpid())
+}
+
+// me is somebody's own page, and says so.
+func me(w http.ResponseWriter, r *http.Request) {
+	user, _, _ := r.BasicAuth()
+	w.Header().Set("Cache-Control", "private")
+	fmt.Fprintf(w, "page of %q\n", user)
+}
+
+// open returns a store on Redis, or in memory without one.
+func open(redisURL string) (cache.Store, func(), error) {
+	if redisURL == "" {
+		s, err := cache.NewMemory(cache.MemoryOptions{})
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, func() { _ = s.Close() }, nil
+	}
+	o, err := redis.ParseURL(redisURL)
+	if err != nil {
+		return nil, nil, err
+	}
+	client := redis.NewClient(o)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "reports"})
+	if err != nil {
+		_ = client.Close()
+		return nil, nil, err
+	}
+	return s, func() { _ = s.Close(); _ = client.Close() }, nil
+}

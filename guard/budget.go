@@ -1,0 +1,265 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A Budget is a fleet-wide allowance of cost per time for one upstream, which
+// several guards may share. [github.com/stampedeguard/stampede/guard/budget]
+// has one that lives in Redis. It is safe for concurrent use.
+type Budget interface {
+	// Spend takes s.Cost from the budget, at once or when it is there, within
+	// s.MaxWait. Errors: [*ExhaustedError]; the cause of ctx's end, with nothing
+	// spent.
+	Spend(ctx context.Context, s Spending) (Expense, error)
+	// Exhausted reports whether it is known here, without asking anybody, that a
+	// Spend of that priority would be refused now.
+	Exhausted(p Priority) bool
+	// Known is what was last heard of the budget, without asking anybody.
+	Known() BudgetState
+}
+
+// A Spending is what a call will take from a [Budget], as far as is known before
+// it is made.
+type Spending struct {
+	Cost     int
+	Priority Priority
+	MaxWait  time.Duration // 0: at once or not at all
+	MaxHold  time.Duration // how long the call may be under way; 0: the budget's default
+}
+
+// An Expense is a Spending that was granted.
+type Expense interface {
+	// Settle says that the call is over and what it did cost: the difference is
+	// refunded, or owed. It is to be called once; later calls change nothing.
+	Settle(actual int)
+}
+
+// BudgetState is what is known of a [Budget].
+type BudgetState struct {
+	Spent     int64         // by the fleet, settled
+	Remaining int           // what could be spent at once
+	Paused    time.Duration // for how long nothing will be granted, by the upstream's word
+}
+
+// Priority says whose fetches a [Budget] refuses first.
+type Priority byte
+
+const (
+	// Normal is what callers wait for.
+	Normal Priority = iota
+	// Background gives way to Normal; refreshes in the background are, whatever the
+	// policy says.
+	Background
+	// Critical may use the share that a budget keeps back from the others.
+	Critical
+)
+
+func (p Priority) String() string {
+	switch p {
+	case Normal:
+		return "normal"
+	case Background:
+		return "background"
+	case Critical:
+		return "critical"
+	}
+	return fmt.Sprintf("priority %d", byte(p))
+}
+
+// An ExhaustedError says that a budget has nothing left for a call that was to be
+// made, and that the call was not made. It crosses processes: errors.As finds it
+// in a [RemoteError] too.
+type ExhaustedError struct {
+	Budget     string        // its name
+	RetryAfter time.Duration // when there may be something again, as far as is known
+}
+
+func (e *ExhaustedError) Error() string {
+	return fmt.Sprintf("guard: the budget %q is exhausted, retry after %v", e.Budget, e.RetryAfter)
+}
+
+// desertedEvery is how often a flight that waits for its budget looks whether
+// anybody still waits for it.
+const desertedEvery = 50 * time.Millisecond
+
+// errNotWanted ends the wait for a budget when the fetch is of no use any more.
+var errNotWanted = errors.New("guard: the fetch isn't wanted any more")
+
+// afford spends what a fetch of this flight is estimated to cost, under a lease
+// or without one (nil), waiting if somebody waits for it and there is nothing
+// stale to live on. The fetch must not be made on an error.
+func (p *pursuit) afford(f *fill, lease *cache.Lease) error {
+	if p.policy.Budget == nil {
+		return nil
+	}
+	s := Spending{Cost: p.policy.Cost, Priority: p.policy.Priority, MaxWait: p.policy.MaxBudgetWait}
+	switch {
+	case p.background:
+		s.Priority, s.MaxWait = Background, 0
+	case servableIfError(p.known, 0):
+		s.MaxWait = 0
+	case p.fs.lone(p.f):
+		s.MaxWait = withinDeadline(s.MaxWait, p.call.ctx)
+	}
+	ctx, cancel := context.WithCancelCause(p.ctx)
+	defer cancel(nil)
+	if s.MaxWait > 0 {
+		watching := make(chan struct{})
+		go func() { defer close(watching); p.untilNotWanted(ctx, lease, cancel) }()
+		defer func() { cancel(nil); <-watching }()
+	}
+	return p.spend(ctx, p.call.key, s, f)
+}
+
+// maxDoomed is how many flights may ask for a lease though it is known that they
+// can't pay for a fetch: they do it to find out whether another process fetches
+// the key. In a storm of more, asking for nothing would be most of the load.
+const maxDoomed = 8
+
+// spared is the outcome of a flight that need not ask for a lease to learn that
+// its budget is exhausted; nil: it is to ask. Call done at its end.
+func (p *pursuit) spared() (o *outcome, done func()) {
+	b := p.policy.Budget
+	if b == nil || p.background || p.policy.MaxBudgetWait > 0 || !b.Exhausted(p.policy.Priority) {
+		return nil, func() {}
+	}
+	done = func() { p.doomed.Add(-1) }
+	if p.doomed.Add(1) <= maxDoomed {
+		return nil, done
+	}
+	var f fill
+	err := p.spend(p.ctx, p.call.key, Spending{Cost: p.policy.Cost, Priority: p.policy.Priority}, &f)
+	if err == nil { // there is something again
+		f.expense.Settle(0)
+		return nil, done
+	}
+	return p.unaffordable(nil, err), done
+}
+
+// untilNotWanted cancels the wait when the lease is lost or all callers have
+// left. It returns with ctx.
+func (p *pursuit) untilNotWanted(ctx context.Context, lease *cache.Lease, cancel context.CancelCauseFunc) {
+	var lost <-chan struct{}
+	if lease != nil {
+		lost = lease.Lost()
+	}
+	look := time.NewTicker(desertedEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-lost:
+			cancel(errNotWanted)
+		case <-look.C:
+			if p.fs.deserted(p.f) {
+				cancel(errNotWanted)
+			}
+		}
+	}
+}
+
+// affordAlone is afford for a caller who fetches for itself.
+func (e *engine) affordAlone(ctx context.Context, key string, f *fill) error {
+	if e.policy.Budget == nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(e.ctx, func() { cancel(ErrClosed) })()
+	return e.spend(ctx, key, Spending{
+		Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: withinDeadline(e.policy.MaxBudgetWait, ctx),
+	}, f)
+}
+
+// affordMany is afford for one call of a fetch of many keys, one of which is named.
+func (e *engine) affordMany(ctx context.Context, key string, s Spending, f *fill, unwanted <-chan struct{}) error {
+	if e.policy.Budget == nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if s.MaxWait > 0 && unwanted != nil {
+		watching := make(chan struct{})
+		go func() {
+			defer close(watching)
+			select {
+			case <-unwanted:
+				cancel(errNotWanted)
+			case <-ctx.Done():
+			}
+		}()
+		defer func() { cancel(nil); <-watching }()
+	}
+	return e.spend(ctx, key, s, f)
+}
+
+func (e *engine) spend(ctx context.Context, key string, s Spending, f *fill) error {
+	s.MaxHold = e.policy.FetchTimeout
+	start := time.Now()
+	expense, err := e.policy.Budget.Spend(ctx, s)
+	waited := time.Since(start)
+	if err == nil {
+		f.cost, f.expense = s.Cost, expense
+		if waited >= time.Millisecond {
+			e.observe(Event{Kind: cache.BudgetWaited, Key: key, Duration: waited})
+		}
+		return nil
+	}
+	var exhausted *ExhaustedError
+	if errors.As(err, &exhausted) {
+		e.observe(Event{Kind: cache.BudgetExhausted, Key: key, Duration: exhausted.RetryAfter, Err: err})
+	}
+	return err
+}
+
+// unaffordable is the outcome of a flight whose fetch was not made, and gives
+// back its lease.
+func (p *pursuit) unaffordable(lease *cache.Lease, why error) *outcome {
+	ctx := context.WithoutCancel(p.ctx)
+	var exhausted *ExhaustedError
+	if !errors.As(why, &exhausted) || p.engine.ctx.Err() != nil {
+		if lease != nil {
+			_ = p.store.Release(ctx, lease)
+			p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
+		}
+		switch {
+		case p.engine.ctx.Err() != nil:
+			return &outcome{err: ErrClosed, moment: always}
+		case errors.Is(why, errNotWanted):
+			return goRound()
+		}
+		return &outcome{err: why, moment: p.tick()}
+	}
+	o := &outcome{err: why, moment: p.tick()}
+	if lease == nil {
+		return o
+	}
+	// No pause for the key: what is exhausted is not the key, and the budget
+	// remembers it better.
+	if _, err := p.store.Fail(ctx, lease, encodeFailure(why, 0, &p.policy), 0); errors.Is(err, cache.ErrRefused) {
+		_ = p.store.Release(ctx, lease)
+	}
+	return o
+}
+
+// withinDeadline is d, or what ctx leaves of it.
+func withinDeadline(d time.Duration, ctx context.Context) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return max(0, min(d, time.Until(end)))
+	}
+	return d
+}
+
+// lone reports whether the flight has one caller at the most.
+func (fs *flights) lone(f *flight) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return f.before+f.after <= 1
+}

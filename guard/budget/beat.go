@@ -1,0 +1,201 @@
+package budget
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+const (
+	// beatEvery is how often a process tells that it is there, at most; processSeen
+	// is how long it counts after that.
+	beatEvery   = 2 * time.Second
+	processSeen = 7 * time.Second
+	// knock is how often a Redis that is away is tried.
+	knock = 250 * time.Millisecond
+	// defaultHold is for how long a slot is renewed where the call doesn't say.
+	defaultHold = 5 * time.Minute
+)
+
+// beatLoop ends with Close.
+func (b *Budget) beatLoop() {
+	every := min(beatEvery, b.opts.SlotTTL/3)
+	wait := every
+	for {
+		t := time.NewTimer(wait)
+		select {
+		case <-b.ctx.Done():
+			t.Stop()
+			return
+		case <-b.nudge:
+			t.Stop()
+			if b.isAway() && b.pause(b.ctx, knock, nil) != nil {
+				return
+			}
+		case <-t.C:
+		}
+		wait = every
+		if err := b.beat(); err != nil {
+			b.wentAway(err)
+			wait = knock
+		}
+	}
+}
+
+// beatSoon is called with b.mu held, or without.
+func (b *Budget) beatSoon() {
+	select {
+	case b.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// beat tells Redis that this process is there, renews its slots, and settles
+// what is owed.
+func (b *Budget) beat() error { return b.beatNow(b.ctx) }
+
+func (b *Budget) beatNow(ctx context.Context) error {
+	now := time.Now()
+	args := []any{b.rate(), b.process, processSeen.Microseconds(), b.opts.SlotTTL.Microseconds()}
+	b.mu.Lock()
+	for slot, until := range b.held {
+		if now.Before(until) {
+			args = append(args, slot)
+		} else {
+			delete(b.held, slot)
+		}
+	}
+	b.mu.Unlock()
+	reply, err := b.call(ctx, beatScript, []string{b.names.state, b.names.inflight, b.names.processes}, args, nil)
+	if err != nil {
+		return err
+	}
+	if b.isAway() {
+		b.local.seen(int(reply.first))
+		b.owe(b.local.outstanding(now))
+	}
+	if err := errors.Join(b.payDebts(), b.sayPause()); err != nil {
+		return err
+	}
+	b.local.seen(int(reply.first))
+	b.mu.Lock()
+	b.processes, b.inFlight = int(reply.first), int(reply.second)
+	b.mu.Unlock()
+	b.heard(reply)
+	b.cameBack()
+	return nil
+}
+
+// payDebts tells Redis what it could not be told when it was due.
+func (b *Budget) payDebts() error {
+	b.mu.Lock()
+	owed, gone := b.owed, b.gone
+	b.owed, b.gone = debt{}, nil
+	b.mu.Unlock()
+	if owed == (debt{}) && len(gone) == 0 {
+		return nil
+	}
+	args := []any{b.rate(), decimal(owed.level), owed.spent}
+	for _, slot := range gone {
+		args = append(args, slot)
+	}
+	_, err := b.call(b.ctx, settleScript, []string{b.names.state, b.names.inflight}, args, nil)
+	if err != nil && !errors.Is(err, errTimeout) { // else it may have been done
+		b.owe(owed, gone...)
+	}
+	return err
+}
+
+func (b *Budget) isAway() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.away
+}
+
+// wentAway is called when Redis didn't answer: from now on until a beat is
+// answered, the process lives on its share.
+func (b *Budget) wentAway(why error) {
+	if b.ctx.Err() != nil {
+		return
+	}
+	now := time.Now()
+	b.mu.Lock()
+	first := !b.away
+	if first {
+		b.away, b.awayAt = true, now
+		// Under the lock, so that nobody finds the share as it was left.
+		b.local.begin(now)
+		b.local.pause(now, max(b.unsaid.Sub(now), b.pausedLocked(now)))
+	}
+	b.mu.Unlock()
+	b.beatSoon()
+	if first {
+		b.observe(cache.Event{Kind: cache.BudgetAway, Err: why})
+	}
+}
+
+// A debt is what Redis has to be told: units that have to leak there yet, and
+// units that were spent.
+type debt struct {
+	level float64
+	spent int64
+}
+
+func (b *Budget) owe(d debt, gone ...string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.owed.level = min(b.owed.level+d.level, maxUnits)
+	b.owed.spent += d.spent
+	b.gone = append(b.gone, gone...)
+}
+
+// cameBack is called when a beat was answered.
+func (b *Budget) cameBack() {
+	b.mu.Lock()
+	was, since := b.away, b.awayAt
+	b.away = false
+	b.mu.Unlock()
+	if !was {
+		return
+	}
+	b.observe(cache.Event{Kind: cache.BudgetBack, Duration: time.Since(since)})
+}
+
+// newSlot names a call that will be under way. A + says that Redis was heard to
+// have this process subscribed: then it can be missed.
+func (b *Budget) newSlot() string {
+	mark := "-"
+	if b.alive.confirmed() {
+		mark = "+"
+	}
+	return b.process + "." + decimal(float64(b.numbers.Add(1))) + mark
+}
+
+// hold renews a slot for that long.
+func (b *Budget) hold(slot string, d time.Duration) {
+	if d <= 0 {
+		d = defaultHold
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held[slot] = time.Now().Add(d)
+}
+
+// holding is how many calls of this process are under way by Redis's leave.
+func (b *Budget) holding() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.held)
+}
+
+// release ends the renewal of a slot, if there is one.
+func (b *Budget) release(slot string) {
+	if slot == "" {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.held, slot)
+}

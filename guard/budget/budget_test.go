@@ -1,0 +1,447 @@
+package budget_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// inBubble runs a test on the embedded server in fake time, with n budgets that
+// stand for processes.
+func inBubble(t *testing.T, n int, l budget.Limit, o budget.Options, test func(t *testing.T, all []*budget.Budget, s *redistest.Embedded)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := redistest.RunEmbeddedInMemory(t)
+		all := make([]*budget.Budget, n)
+		for i := range all {
+			all[i] = open(t, s.Client(), l, o)
+		}
+		test(t, all, s)
+	})
+}
+
+func perSecond(rate, burst int) budget.Limit {
+	return budget.Limit{Rate: rate, Per: time.Second, Burst: burst}
+}
+
+func TestWrongLimitsAndOptionsAreAllSaid(t *testing.T) {
+	_, err := budget.New(nil, "a:b", budget.Limit{Rate: -1, Burst: -1, MaxInFlight: -1, Reserve: math.NaN()},
+		budget.Options{Namespace: "{", RedisTimeout: -1, SlotTTL: 1, MaxPause: 1e18, Processes: -1})
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok || len(joined.Unwrap()) != 4 {
+		t.Errorf("got %v", err)
+	}
+	for _, what := range []string{
+		"client is nil", "a:b", "Rate", "Per", "Burst", "MaxInFlight", "Reserve",
+		"Namespace", "RedisTimeout", "SlotTTL", "MaxPause", "Processes",
+	} {
+		if err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("nothing is said of %q in: %v", what, err)
+		}
+	}
+}
+
+func TestNoWindowHasMoreThanRateAndBurst(t *testing.T) {
+	inBubble(t, 4, perSecond(100, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		var mu sync.Mutex
+		var granted []time.Time
+		var wg sync.WaitGroup
+		end := time.Now().Add(10 * time.Second)
+		for _, b := range all {
+			for _, wait := range []time.Duration{0, 100 * time.Millisecond, time.Second} {
+				wg.Go(func() {
+					for time.Now().Before(end) {
+						_, err := b.Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: wait})
+						if err == nil && time.Now().Before(end) {
+							mu.Lock()
+							granted = append(granted, time.Now())
+							mu.Unlock()
+						}
+						if err != nil && wait == 0 {
+							time.Sleep(time.Millisecond)
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
+		if n := len(granted); n < 990 || n > 1010 {
+			t.Errorf("%d calls in 10 s, want 1000 and a burst", n)
+		}
+		// A waiter's timer may be late, never early: hence the millisecond.
+		checkWindows(t, granted, 100, 10, time.Millisecond)
+	})
+}
+
+// checkWindows compares every window between two calls with what is allowed in
+// it.
+func checkWindows(t *testing.T, at []time.Time, rate, burst float64, slack time.Duration) {
+	t.Helper()
+	slices.SortFunc(at, time.Time.Compare)
+	for i := range at {
+		for j := i; j < len(at); j++ {
+			w := at[j].Sub(at[i]) + slack
+			if n := float64(j - i + 1); n > burst+rate*w.Seconds() {
+				t.Fatalf("%v calls in %v, %v are allowed", n, w, burst+rate*w.Seconds())
+			}
+		}
+	}
+}
+
+func TestCriticalCallsFindWhatIsKeptForThem(t *testing.T) {
+	inBubble(t, 2, perSecond(10, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		count := func(p guard.Priority) (n int) {
+			for spend(all[0], p) {
+				n++
+			}
+			return n
+		}
+		if n := count(guard.Background); n != 6 {
+			t.Errorf("%d of 10 were granted to the background, want 6", n)
+		}
+		if n := count(guard.Normal); n != 2 {
+			t.Errorf("2 more were for callers, got %d", n)
+		}
+		if n := count(guard.Critical); n != 2 {
+			t.Errorf("2 more were kept for critical callers, got %d", n)
+		}
+		// Nothing of the rate is lost by what is kept.
+		time.Sleep(100 * time.Millisecond)
+		granted := 0
+		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if spend(all[1], guard.Normal) {
+				granted++
+			}
+		}
+		if granted < 97 || granted > 100 {
+			t.Errorf("callers got %d of 100", granted)
+		}
+	})
+}
+
+func TestCriticalCallsAreNotHeldUpByThoseWhoWait(t *testing.T) {
+	inBubble(t, 8, perSecond(1, 5), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for _, b := range all {
+			for range 20 {
+				wg.Go(func() {
+					_, _ = b.Spend(ctx, guard.Spending{Cost: 1, MaxWait: time.Hour})
+				})
+			}
+		}
+		time.Sleep(10 * time.Second)
+		if !spend(all[0], guard.Critical) {
+			t.Error("a critical call was refused while others wait")
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestWaitingCallIsGrantedWhenItsSlotComes(t *testing.T) {
+	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b, start := all[0], time.Now()
+		for i := range 3 {
+			if _, err := b.Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: 3 * time.Second}); err != nil {
+				t.Fatal(err)
+			}
+			if d := time.Since(start); d < time.Duration(i)*time.Second || d > time.Duration(i)*time.Second+5*time.Millisecond {
+				t.Errorf("call %d was granted after %v", i, d)
+			}
+		}
+	})
+}
+
+func TestWhoCannotWaitLongEnoughIsToldAtOnce(t *testing.T) {
+	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		spend(all[0], guard.Normal)
+		start := time.Now()
+		_, err := all[0].Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: 900 * time.Millisecond})
+		var exhausted *budget.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.Budget != "vendor" {
+			t.Fatalf("got %v", err)
+		}
+		if d := exhausted.RetryAfter; d < 990*time.Millisecond || d > time.Second {
+			t.Errorf("it is to retry after %v", d)
+		}
+		if time.Since(start) > 0 {
+			t.Errorf("it was told after %v", time.Since(start))
+		}
+	})
+}
+
+func TestWaitEndsWithItsContextAndCostsNothing(t *testing.T) {
+	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		spend(b, guard.Normal)
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		if _, err := b.Spend(ctx, guard.Spending{Cost: 1, MaxWait: time.Minute}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		time.Sleep(700 * time.Millisecond)
+		if !spend(b, guard.Normal) {
+			t.Error("the slot was lost with the one who gave up")
+		}
+	})
+}
+
+func TestCostIsSettled(t *testing.T) {
+	inBubble(t, 1, perSecond(10, 100), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		e, err := b.Spend(context.Background(), guard.Spending{Cost: 50})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.Remaining() != 50 || b.Spent() != 50 {
+			t.Errorf("%d remain and %d are spent", b.Remaining(), b.Spent())
+		}
+		e.Settle(20)
+		e.Settle(90) // settled already
+		if b.Remaining() != 80 || b.Spent() != 20 {
+			t.Errorf("after the refund %d remain and %d are spent", b.Remaining(), b.Spent())
+		}
+		if e, err = b.Spend(context.Background(), guard.Spending{Cost: 50}); err != nil {
+			t.Fatal(err)
+		}
+		e.Settle(180)
+		if b.Remaining() != 0 || b.Spent() != 200 {
+			t.Errorf("with a debt %d remain and %d are spent", b.Remaining(), b.Spent())
+		}
+		// 200 were spent of 100: 1 unit is there when 101 have leaked; others are kept back 20.
+		_, err = b.Spend(context.Background(), guard.Spending{Cost: 1, Priority: guard.Critical})
+		var exhausted *budget.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.RetryAfter != 10100*time.Millisecond {
+			t.Errorf("got %v", err)
+		}
+		for _, hostile := range []int{math.MinInt, math.MaxInt} {
+			time.Sleep(time.Minute)
+			e, err := b.Spend(context.Background(), guard.Spending{Cost: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			e.Settle(hostile)
+		}
+		if got := b.Spent(); got != 200+math.MaxInt32 {
+			t.Errorf("%d are spent", got)
+		}
+	})
+}
+
+func TestCostAboveTheBurstNeedsAllOfItAndLeavesADebt(t *testing.T) {
+	inBubble(t, 1, perSecond(10, 5), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		if _, err := all[0].Spend(context.Background(), guard.Spending{Cost: 30}); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if _, err := all[0].Spend(context.Background(), guard.Spending{Cost: 30, MaxWait: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d < 3*time.Second || d > 3010*time.Millisecond {
+			t.Errorf("the debt was paid after %v", d)
+		}
+	})
+}
+
+func TestPauseStopsTheFleet(t *testing.T) {
+	inBubble(t, 3, perSecond(1000, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		if err := all[0].Pause(context.Background(), 3*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		var wg sync.WaitGroup
+		for _, b := range all {
+			wg.Go(func() {
+				if spend(b, guard.Critical) {
+					t.Error("a call was granted in a pause")
+				}
+				if got := b.Paused(); got != 3*time.Second {
+					t.Errorf("paused for %v", got)
+				}
+				if b.Remaining() != 0 {
+					t.Errorf("%d remain in a pause", b.Remaining())
+				}
+				_, err := b.Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: 5 * time.Second})
+				if d := time.Since(start); err != nil || d < 3*time.Second || d > 3100*time.Millisecond {
+					t.Errorf("got %v after %v", err, d)
+				}
+			})
+		}
+		wg.Wait()
+		// The operator ends one.
+		_ = all[0].Pause(context.Background(), time.Minute)
+		if spend(all[1], guard.Normal) {
+			t.Error("a call was granted in a pause")
+		}
+		if err := all[1].Resume(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if !spend(all[1], guard.Normal) {
+			t.Error("the pause was not ended")
+		}
+	})
+}
+
+func TestNoPauseIsLongerThanAllowed(t *testing.T) {
+	inBubble(t, 1, perSecond(10, 1), budget.Options{MaxPause: time.Minute}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		_ = all[0].Pause(context.Background(), math.MaxInt64)
+		if got := all[0].Paused(); got != time.Minute {
+			t.Errorf("paused for %v", got)
+		}
+		_ = all[0].Pause(context.Background(), math.MinInt64)
+		time.Sleep(time.Minute)
+		if !spend(all[0], guard.Normal) {
+			t.Error("still paused after a minute")
+		}
+	})
+}
+
+func TestUpstreamsWordIsHeeded(t *testing.T) {
+	inBubble(t, 2, perSecond(1000, 100), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		heed := func(a budget.Advice) {
+			if err := all[0].Heed(context.Background(), a); err != nil {
+				t.Fatal(err)
+			}
+		}
+		count := func() (n int) {
+			for spend(all[1], guard.Critical) {
+				n++
+			}
+			return n
+		}
+		heed(budget.Advice{Remaining: 7, Reset: 10 * time.Second})
+		if got := all[0].Remaining(); got != 7 {
+			t.Errorf("%d remain, want 7", got)
+		}
+		heed(budget.Advice{Remaining: 9, Reset: 10 * time.Second}) // an answer out of order
+		if n := count(); n != 7 {
+			t.Errorf("%d were granted, want 7", n)
+		}
+		if d := all[1].Paused(); d != 10*time.Second {
+			t.Errorf("paused for %v", d)
+		}
+		time.Sleep(10 * time.Second)
+		heed(budget.Advice{Remaining: 5, Reset: 10 * time.Second}) // the next window
+		if n := count(); n != 5 {
+			t.Errorf("%d were granted, want 5", n)
+		}
+		time.Sleep(10 * time.Second)
+		if n := count(); n != 100 {
+			t.Errorf("%d were granted, want the burst", n)
+		}
+		time.Sleep(10 * time.Second)
+		heed(budget.Advice{Remaining: 3}) // a bucket that leaks
+		if n := count(); n != 3 {
+			t.Errorf("%d were granted, want 3", n)
+		}
+		time.Sleep(10 * time.Second)
+		heed(budget.Advice{Remaining: math.MaxInt, Reset: math.MaxInt64})
+		if n := count(); n != 100 {
+			t.Errorf("%d were granted: a huge allowance changes nothing", n)
+		}
+	})
+}
+
+func TestOnlySoManyCallsAreUnderWay(t *testing.T) {
+	l := perSecond(1000, 1000)
+	l.MaxInFlight = 3
+	inBubble(t, 2, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		var held []guard.Expense
+		for i := range 4 {
+			e, err := all[i%2].Spend(context.Background(), guard.Spending{Cost: 1})
+			if (err == nil) != (i < 3) {
+				t.Fatalf("call %d: %v", i, err)
+			}
+			if err == nil {
+				held = append(held, e)
+			}
+		}
+		time.Sleep(time.Minute) // renewed
+		if st, err := all[1].Peek(context.Background()); err != nil || st.InFlight != 3 || st.Processes != 2 {
+			t.Errorf("the state is %+v, %v", st, err)
+		}
+		time.AfterFunc(time.Second, func() { held[0].Settle(1) })
+		start := time.Now()
+		e, err := all[1].Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: 2 * time.Second})
+		if d := time.Since(start); err != nil || d < time.Second || d > time.Second+50*time.Millisecond {
+			t.Errorf("%v after %v", err, d)
+		}
+		for _, e := range append(held, e) {
+			e.Settle(1)
+		}
+		if st, _ := all[0].Peek(context.Background()); st.InFlight != 0 {
+			t.Errorf("%d are under way", st.InFlight)
+		}
+	})
+}
+
+func TestRefusalIsNotAskedForAgainByEachCaller(t *testing.T) {
+	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		spend(all[0], guard.Normal)
+		before := s.CommandCount()
+		for range 10_000 {
+			if spend(all[0], guard.Normal) {
+				t.Fatal("granted")
+			}
+		}
+		if n := s.CommandCount() - before; n > 20 {
+			t.Errorf("%d commands for 10,000 refusals at one time", n)
+		}
+		if !all[0].Exhausted(guard.Normal) || !all[0].Exhausted(guard.Background) || all[0].Exhausted(guard.Critical) {
+			t.Error("what is known is that Normal, and so Background, is exhausted")
+		}
+	})
+}
+
+func TestForeignStateIsNoState(t *testing.T) {
+	for _, foreign := range []string{"", "garbage", "nan nan nan nan nan nan", "-1 1 1 1 1 1", "1e400 99999999999999999999 9e99 1 9e99 1", "1 2 3"} {
+		inBubble(t, 1, perSecond(1, 2), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+			if err := s.Set("budget:{vendor}:state", foreign); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			if !spend(all[0], guard.Normal) {
+				t.Errorf("refused with the state %q", foreign)
+			}
+		})
+	}
+}
+
+func TestClosedBudgetGrantsNothing(t *testing.T) {
+	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		spend(b, guard.Normal)
+		waits := make(chan error, 1)
+		go func() {
+			_, err := b.Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: time.Hour})
+			waits <- err
+		}()
+		time.Sleep(10 * time.Millisecond)
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-waits; !errors.Is(err, budget.ErrClosed) {
+			t.Errorf("the one who waited got %v", err)
+		}
+		if _, err := b.Spend(context.Background(), guard.Spending{}); !errors.Is(err, budget.ErrClosed) {
+			t.Errorf("Spend: %v", err)
+		}
+		if _, err := b.Peek(context.Background()); !errors.Is(err, budget.ErrClosed) {
+			t.Errorf("Peek: %v", err)
+		}
+		if err := b.Pause(context.Background(), time.Second); !errors.Is(err, budget.ErrClosed) {
+			t.Errorf("Pause: %v", err)
+		}
+	})
+}

@@ -1,0 +1,37 @@
+-- learn: what the upstream said of its limits.
+--
+-- KEYS  1 state
+-- ARGV  1 rate       units a microsecond
+--       2 capacity   units
+--       3 pause      microseconds in which nothing may be granted; 0: none;
+--                    -1: what was learnt is to be forgotten
+--       4 remaining  units that it still allows; -1: it didn't say
+--       5 reset      microseconds until it allows more; 0: it didn't say
+--
+-- Replies {0, 0, level, paused, spent, allows}, see state.lua.
+
+local capacity, longer = tonumber(ARGV[2]), tonumber(ARGV[3])
+local remaining, ends = tonumber(ARGV[4]), now + tonumber(ARGV[5])
+
+leak(now)
+if longer < 0 then
+  pause, left, reset = 0, 0, 0
+  if at > now then at = now end
+elseif now + longer > pause then
+  pause = now + longer
+end
+if remaining >= 0 and ends == now then
+  -- Without a time it is a bucket that leaks, as ours: ours has no more than that.
+  level = math.max(level, capacity - remaining)
+elseif remaining >= 0 then
+  local same = math.abs(ends - reset) <= 1500000 -- resets are told in whole seconds
+  if reset <= now then
+    left, reset = remaining, ends
+  elseif same then
+    left = math.min(left, remaining) -- answers may come out of order
+  elseif ends > reset or remaining < left then
+    left, reset = remaining, ends
+  end
+end
+save()
+return report(0, 0)

@@ -1,0 +1,70 @@
+-- What every script starts with: the time, and the budget's state.
+--
+-- KEYS  1 state
+-- ARGV  1 rate  units a microsecond
+--
+-- The state is a bucket that leaks, which is GCRA as ITU-T I.371 describes it
+-- for a continuous state: its level, in units, is what was spent and has not
+-- leaked since. As text, three numbers, and three more while there is a pause or
+-- the upstream's word of what is left:
+--
+--   level at spent [pause left reset]
+--
+-- at, pause and reset are microseconds of this server's clock: when level was
+-- true (in the future only where something was granted for when a pause ends),
+-- until when nothing is granted, and until when no more than left is, by the
+-- upstream's word. spent is what was spent since the state began. All but level
+-- are whole numbers. It is kept short, as this is most of what a check costs.
+
+local rate = tonumber(ARGV[1])
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local level, at, spent, pause, left, reset = 0, now, 0, 0, 0, 0
+
+local stored = redis.pcall('GET', KEYS[1])
+if type(stored) == 'string' then
+  local a, b, c, more = string.match(stored, '^(%d+%.%d+) (%d+) (%d+)(.*)$')
+  if a then
+    level, at, spent = tonumber(a), tonumber(b), tonumber(c)
+    if more ~= '' then
+      local d, e, f = string.match(more, '^ (%d+) (-?%d+) (%d+)$')
+      if d then pause, left, reset = tonumber(d), tonumber(e), tonumber(f) end
+      -- A clock that was set back, or another server's: what is to come comes
+      -- within a day, or not at all.
+      if pause > now + 86400000000 then pause = 0 end
+      if reset > now + 86400000000 then reset = 0 end
+    end
+    if at > now and at > pause and at > reset then at = now end
+  end
+end
+
+-- leak brings the level to a time.
+local function leak(to)
+  if to > at then
+    level = level - (to - at) * rate
+    if level < 0 then level = 0 end
+    at = to
+  end
+end
+
+-- save keeps the state for a day after it has come to rest.
+local function save()
+  local text, rest = string.format('%.6f %d %d', level, at, spent), at + level / rate
+  if pause > now or reset > now then
+    text = text .. string.format(' %d %d %d', pause, left, reset)
+    rest = math.max(rest, pause, reset)
+  end
+  redis.call('SET', KEYS[1], text, 'PX', math.floor((rest - now) / 1000 + 86400000))
+end
+
+-- report is the state as a reply: level in thousandths, microseconds until a
+-- pause ends, spent, what the upstream leaves (-1: it didn't say).
+local function report(first, wait)
+  local paused, allows = 0, -1
+  if pause > now then paused = pause - now end
+  if reset > now then
+    allows = left
+    if left <= 0 and reset - now > paused then paused = reset - now end
+  end
+  return {first, wait, math.ceil(level * 1000), paused, spent, allows}
+end

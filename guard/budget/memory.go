@@ -1,0 +1,75 @@
+package budget
+
+import (
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+)
+
+// A refusal is what this process was last told, so that what can't be had isn't
+// asked for again by each caller.
+type refusal struct {
+	until time.Time // believed until then
+	at    time.Time // when there may be something
+	cost  int       // asked for
+	full  bool      // too many calls were under way
+}
+
+// remember keeps a refusal for those who would be refused with more reason.
+func (b *Budget) remember(s guard.Spending, asked time.Time, v verdict) {
+	believed := min(remembered, v.wait)
+	if s.Priority == guard.Background {
+		believed = max(remembered, min(rememberedBackground, v.wait))
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.memory[s.Priority] = refusal{until: asked.Add(believed), at: asked.Add(v.wait), cost: s.Cost, full: v.full}
+}
+
+// recall is the refusal that can be told without asking.
+func (b *Budget) recall(s guard.Spending) (verdict, bool) {
+	now := time.Now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range lowerBound[s.Priority] {
+		r := b.memory[p]
+		if !r.until.After(now) || s.Cost < r.cost || s.MaxWait > 0 && r.at.Sub(now) < ahead {
+			continue // those who can wait may be granted what is ahead
+		}
+		return verdict{wait: max(r.at.Sub(now), time.Millisecond), full: r.full}, true
+	}
+	return verdict{}, false
+}
+
+// lowerBound are the priorities whose refusal refuses a priority too.
+var lowerBound = [...][]guard.Priority{
+	guard.Background: {guard.Background, guard.Normal, guard.Critical},
+	guard.Normal:     {guard.Normal, guard.Critical},
+	guard.Critical:   {guard.Critical},
+}
+
+// forget is called when there may be something again.
+func (b *Budget) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.memory = [3]refusal{}
+}
+
+// nextSlot is when there may be something for those who were not asked for: as
+// far as is known.
+func (b *Budget) nextSlot(s guard.Spending) time.Duration {
+	if v, ok := b.recall(s); ok {
+		return v.wait
+	}
+	return time.Duration(float64(max(s.Cost, 1)) / b.limit.rate() * float64(time.Microsecond))
+}
+
+// Exhausted reports whether a call of that priority was refused here so lately
+// that it would be again. It asks nobody.
+func (b *Budget) Exhausted(p guard.Priority) bool {
+	if p > guard.Critical {
+		return false
+	}
+	_, exhausted := b.recall(guard.Spending{Priority: p, Cost: maxUnits})
+	return exhausted
+}

@@ -1,0 +1,129 @@
+package budget
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+)
+
+// A share is what a process may spend by itself while Redis is away: the same
+// bucket as in Redis (lua/state.lua), a part of its size, on this process's
+// monotonic clock.
+type share struct {
+	limit Limit
+
+	mu     sync.Mutex
+	among  int // processes last seen
+	level  float64
+	at     time.Time
+	paused time.Time // nothing before
+	calls  int       // under way
+	spent  int64
+}
+
+func newShare(l Limit, among int) *share { return &share{limit: l, among: among, at: time.Now()} }
+
+// begin empties the purse: what could be spent at once may have been, in Redis.
+func (s *share) begin(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at = now
+	s.level = max(1, s.part(float64(s.limit.Burst)))
+}
+
+// seen takes note of how many share.
+func (s *share) seen(processes int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.among = max(1, processes)
+}
+
+// pause grants nothing before d has passed; 0 ends it.
+func (s *share) pause(now time.Time, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.paused = now.Add(d)
+}
+
+// part is this process's of the whole.
+func (s *share) part(whole float64) float64 { return whole / float64(s.among) }
+
+// take is lua/spend.lua.
+func (s *share) take(now time.Time, c guard.Spending, early time.Duration, held int) (wait time.Duration, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := now
+	if s.paused.After(from) {
+		from = s.paused
+	}
+	if s.at.After(from) {
+		from = s.at
+	}
+	level := s.leaked(from)
+	rate := s.part(s.limit.rate())
+	capacity := s.part(s.limit.capacity(c.Priority))
+	over := 0.0
+	if c.Cost > 0 {
+		over = level + math.Min(float64(c.Cost), capacity) - capacity
+	}
+	wait = from.Sub(now)
+	if over > 1e-9 {
+		wait += time.Duration(math.Min(math.Ceil(over/rate), 1e15)) * time.Microsecond
+	}
+	if wait > early {
+		return wait, false
+	}
+	if most := s.limit.MaxInFlight; most > 0 && s.calls+held >= max(1, most/s.among) {
+		return slotPoll, false
+	}
+	s.at, s.level = from, level+float64(c.Cost)
+	s.calls++
+	s.spent += int64(c.Cost)
+	return wait, true
+}
+
+// settle is lua/settle.lua.
+func (s *share) settle(diff int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.level = max(0, s.level+float64(diff))
+	s.spent += int64(diff)
+}
+
+// ended takes note that a call is over.
+func (s *share) ended() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls--
+}
+
+// leaked is the level at a time not before s.at.
+func (s *share) leaked(t time.Time) float64 {
+	return max(0, s.level-float64(t.Sub(s.at).Microseconds())*s.part(s.limit.rate()))
+}
+
+// state is what is known of the share.
+func (s *share) state(now time.Time) (remaining int, paused time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at.After(now) {
+		now = s.at
+	}
+	return int(max(0, s.part(float64(s.limit.Burst))-s.leaked(now))), max(0, s.paused.Sub(now))
+}
+
+// outstanding is what has to be told to Redis of what was spent here, once: all
+// of it, and what of it hasn't leaked. The level that the share began with is
+// nothing that was spent.
+func (s *share) outstanding(now time.Time) debt {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at.After(now) {
+		now = s.at
+	}
+	d := debt{level: min(s.leaked(now), max(0, float64(s.spent))), spent: s.spent}
+	s.spent = 0
+	return d
+}

@@ -1,0 +1,290 @@
+package budget
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+)
+
+const (
+	// ahead is how far ahead of its time a waiting call may be granted: enough that
+	// nothing is lost while those who wait ask again, and no more than a Critical
+	// call can bear to find in front of it.
+	ahead = 20 * time.Millisecond
+	// shortNap is the least time between two questions of one that waits.
+	shortNap = 5 * time.Millisecond
+	// slotPoll is how often one that waits asks for a place among MaxInFlight.
+	slotPoll = 25 * time.Millisecond
+	// remembered is how long a refusal is at most believed without asking again:
+	// refunds and the end of a pause may come before the time that was told. For
+	// Background it is at least that, and longer where the time is, as nobody waits.
+	remembered           = 50 * time.Millisecond
+	rememberedBackground = 250 * time.Millisecond
+)
+
+// A gate lets those who wait in this process ask in turn, so that questions
+// don't grow with callers.
+type gate struct {
+	turn    chan struct{}
+	waiting atomic.Int32
+}
+
+// A verdict is the answer to one question for a call.
+type verdict struct {
+	granted bool
+	wait    time.Duration // until the call may be made, or until it is worth asking again
+	full    bool          // too many calls are under way: wait is only a poll
+	expense *expense
+}
+
+// Spend takes the cost of a call from the budget, at once, or within s.MaxWait
+// when it is there: one round trip, and none where it is known that there is
+// nothing. Settle the expense when the call is over.
+//
+// Errors: [*ExhaustedError], at once where s.MaxWait is too short for the next
+// slot that is known of; the cause of ctx's end; [ErrClosed].
+func (b *Budget) Spend(ctx context.Context, s guard.Spending) (guard.Expense, error) {
+	s.Cost = cost(s.Cost)
+	if s.Priority > guard.Critical {
+		return nil, fmt.Errorf("budget: Spend: there is no %v", s.Priority)
+	}
+	e, err := b.spend(ctx, s, time.Now().Add(s.MaxWait))
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func (b *Budget) spend(ctx context.Context, s guard.Spending, deadline time.Time) (*expense, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	g := &b.gates[s.Priority]
+	if s.MaxWait <= 0 || g.waiting.Load() == 0 {
+		v, err := b.ask(ctx, s, deadline)
+		switch {
+		case err != nil:
+			return nil, err
+		case v.granted:
+			return v.expense, b.sleep(ctx, v)
+		case !time.Now().Add(v.wait).Before(deadline):
+			return nil, b.exhausted(v.wait)
+		}
+	}
+	return b.queue(ctx, s, deadline, g)
+}
+
+// queue waits for a turn, and then for a slot.
+func (b *Budget) queue(ctx context.Context, s guard.Spending, deadline time.Time, g *gate) (*expense, error) {
+	g.waiting.Add(1)
+	defer g.waiting.Add(-1)
+	timeout := time.NewTimer(time.Until(deadline))
+	defer timeout.Stop()
+	select {
+	case g.turn <- struct{}{}:
+	case <-timeout.C:
+		return nil, b.exhausted(b.nextSlot(s))
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-b.ctx.Done():
+		return nil, ErrClosed
+	}
+	var v verdict
+	for {
+		var err error
+		if v, err = b.ask(ctx, s, deadline); err != nil {
+			<-g.turn
+			return nil, err
+		}
+		if v.granted {
+			break
+		}
+		if !time.Now().Add(v.wait).Before(deadline) {
+			<-g.turn
+			return nil, b.exhausted(v.wait)
+		}
+		// To ask shortly before the slot: what is granted then is ahead of its time.
+		nap := max(shortNap, v.wait-ahead/2) - time.Duration(rand.Int64N(int64(shortNap/2)))
+		var freed chan struct{}
+		if v.full {
+			freed = b.freed
+		}
+		if err := b.pause(ctx, nap, freed); err != nil {
+			<-g.turn
+			return nil, err
+		}
+	}
+	<-g.turn // the next may ask while this one waits for its moment
+	return v.expense, b.sleep(ctx, v)
+}
+
+// sleep waits until a grant may be used; who gives up gives it back.
+func (b *Budget) sleep(ctx context.Context, v verdict) error {
+	if v.wait <= 0 {
+		return nil
+	}
+	err := b.pause(ctx, v.wait, nil)
+	if err != nil {
+		v.expense.Settle(0)
+	}
+	return err
+}
+
+// pause waits for d, or for early.
+func (b *Budget) pause(ctx context.Context, d time.Duration, early <-chan struct{}) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-early:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-b.ctx.Done():
+		return ErrClosed
+	}
+}
+
+func (b *Budget) exhausted(retry time.Duration) error {
+	return &ExhaustedError{Budget: b.name, RetryAfter: max(retry, time.Millisecond)}
+}
+
+// ask asks once: this process's memory, then Redis, or the process's share while
+// Redis is away.
+func (b *Budget) ask(ctx context.Context, s guard.Spending, deadline time.Time) (verdict, error) {
+	if v, ok := b.recall(s); ok {
+		return v, nil
+	}
+	early := max(0, min(ahead, time.Until(deadline)))
+	if !b.isAway() {
+		v, err := b.askRedis(ctx, s, early)
+		if err == nil {
+			return v, nil
+		}
+		if ctx.Err() != nil {
+			return verdict{}, context.Cause(ctx)
+		}
+		if b.ctx.Err() != nil {
+			return verdict{}, ErrClosed
+		}
+		b.wentAway(err)
+	}
+	if b.ctx.Err() != nil {
+		return verdict{}, ErrClosed
+	}
+	wait, ok := b.local.take(time.Now(), s, early, b.holding())
+	v := verdict{granted: ok, wait: wait, full: !ok && wait == slotPoll}
+	if ok {
+		v.expense = &expense{b: b, cost: s.Cost, local: true}
+	}
+	return v, nil
+}
+
+func (b *Budget) askRedis(ctx context.Context, s guard.Spending, early time.Duration) (verdict, error) {
+	args := []any{
+		b.rate(), s.Cost, decimal(b.limit.capacity(s.Priority)), early.Microseconds(), b.limit.MaxInFlight,
+	}
+	slot := ""
+	if b.limit.MaxInFlight > 0 {
+		slot = b.newSlot()
+		args = append(args, slot, b.opts.SlotTTL.Microseconds(), b.names.alive)
+		b.hold(slot, s.MaxHold)
+	}
+	keys := []string{b.names.state, b.names.inflight, b.names.doubted}
+	asked := time.Now()
+	// A grant whose answer comes too late is given back.
+	r, err := b.call(ctx, spendScript, keys, args, func(r report) {
+		if r.first == 0 {
+			(&expense{b: b, cost: s.Cost, slot: slot}).Settle(0)
+		}
+	})
+	if err != nil {
+		b.release(slot)
+		return verdict{}, err
+	}
+	b.heard(r)
+	wait := micros(r.second)
+	if r.first != 0 {
+		b.release(slot)
+		v := verdict{wait: wait}
+		if r.first == 3 { // calls end at any time, whatever their slots say
+			v.wait, v.full = min(wait, slotPoll), true
+		}
+		b.remember(s, asked, v)
+		return v, nil
+	}
+	return verdict{granted: true, wait: wait, expense: &expense{b: b, cost: s.Cost, slot: slot}}, nil
+}
+
+// An expense is a grant, to be settled once.
+type expense struct {
+	b       *Budget
+	cost    int
+	slot    string // of a call that counts as under way; empty: none
+	local   bool   // of this process's share
+	settled atomic.Bool
+}
+
+// Settle implements [guard.Expense]. It asks Redis only if there is something to
+// tell; what can't be told is told later.
+func (e *expense) Settle(actual int) {
+	if e.settled.Swap(true) {
+		return
+	}
+	diff := cost(actual) - e.cost
+	if e.local {
+		e.b.local.ended()
+		e.b.wake()
+		if e.b.isAway() {
+			e.b.local.settle(diff)
+			return
+		}
+	}
+	e.b.release(e.slot)
+	if diff == 0 && e.slot == "" {
+		return
+	}
+	e.b.settle(diff, e.slot)
+}
+
+func (b *Budget) settle(diff int, slot string) {
+	args := []any{b.rate(), diff, diff}
+	if slot != "" {
+		args = append(args, slot)
+	}
+	if !b.isAway() {
+		r, err := b.call(context.Background(), settleScript, []string{b.names.state, b.names.inflight}, args, nil)
+		if err == nil {
+			b.heard(r)
+			if diff < 0 || slot != "" {
+				b.forget()
+				b.wake()
+			}
+			return
+		}
+		b.wentAway(err)
+	}
+	var d debt
+	if diff > 0 { // a refund that may have been made is not made twice
+		d = debt{float64(diff), int64(diff)}
+	}
+	if slot != "" {
+		b.owe(d, slot)
+	} else {
+		b.owe(d)
+	}
+	b.beatSoon()
+}
+
+// wake lets the first of those who wait in this process ask again.
+func (b *Budget) wake() {
+	select {
+	case b.freed <- struct{}{}:
+	default:
+	}
+}

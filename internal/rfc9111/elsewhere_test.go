@@ -1,0 +1,68 @@
+package rfc9111_test
+
+// How a rule is kept that no table of this package shows.
+const (
+	kept = "kept"
+	open = "open" // no test is named yet
+)
+
+// elsewhere are the rules that no table of this package shows: with the test of
+// this package or of middleware that does, or with why there is none. A test of
+// middleware is named "middleware.TestName".
+var elsewhere = []tested{
+	{rule{"9111 3", "without a lifetime only the statuses of RFC 9110, 15.1 are stored"}, "TestHeuristicallyCacheableStatuses", kept},
+	{rule{"9111 3", "no pair of messages gets anything stored that is private or no-store, or that sets a cookie without the option"}, "FuzzStore", kept},
+	{rule{"9111 3", "what isn't stored isn't given to requests that wait for it either"}, "middleware.TestPitfall33NobodyGetsSomebodyElsesPage", kept},
+	{rule{"9111 3.1", "what is stored is a copy"}, "TestStoredHeaderIsACopy", kept},
+	{rule{"9111 3.1", "trailers are kept apart from the header"}, "middleware.TestTrailers", kept},
+	{rule{"9110 6.6.1", "a Date that can't be read is replaced by the time of arrival"}, "TestDateOfArrivalIsAdded", kept},
+	{rule{"9111 3.2", "a freshened response is judged again by what it says now"}, "TestFreshenedResponseIsJudgedAgain", kept},
+	{rule{"9111 3.3", "a body shorter than its Content-Length isn't stored"}, "middleware.TestPitfall37BrokenBodiesAreNotStored", kept},
+	{rule{"9111 3.3", "a body that is broken off isn't stored"}, "middleware.TestPitfall37BrokenBodiesAreNotStored", kept},
+	{rule{"9111 3.4", "parts may be combined"}, "", "not done: 206 isn't stored"},
+
+	{rule{"9111 4", "a stored response answers its own URI only"}, "middleware.TestStoredResponseIsServedAgain", kept},
+	{rule{"9111 4", "a stored GET answers GET and HEAD"}, "middleware.TestPitfall38Head", kept},
+	{rule{"9111 4", "what is served without validation has an Age"}, "middleware.TestAgeAddsUp", kept},
+	{rule{"9111 4", "unsafe methods are written through"}, "middleware.TestPitfall41UnsafeMethods", kept},
+	{rule{"9111 4", "requests that wait share one response, if it may be reused"}, "middleware.TestConcurrentRequestsAreOneRun", kept},
+	{rule{"9111 4.1", "at most MaxVaryNames fields are nominated; with more a response isn't stored"}, "TestVaryIsCapped", kept},
+	{rule{"9111 4.1", "Host is that of the request"}, "TestVariantKeyOfHostIsThatOfTheRequest", kept},
+	{rule{"9111 4.1", "a key shows no credentials"}, "TestVariantKeyShowsNoCredentials", kept},
+	{rule{"9111 4.1", "a request that no variant matches is forwarded, and waits for no other variant"}, "middleware.TestPitfall35NobodyWaitsForAnotherVariant", kept},
+	{rule{"9111 4.1", "variants are capped"}, "middleware.TestPitfall35Vary", kept},
+	{rule{"9111 4.2.3", "the time that the request took counts as age"}, "TestTheTimeOfTheRequestCountsAsAge", kept},
+	{rule{"9111 4.2.3", "the time in the cache counts as age, by the cache's clock"}, "middleware.TestAgeAddsUp", kept},
+	{rule{"9111 4.3.1", "a stale response with a validator is validated"}, "middleware.TestStaleResponseIsValidated", kept},
+	{rule{"9111 4.3.3", "a 304 renews what is stored, and the client gets it whole"}, "middleware.TestStaleResponseIsValidated", kept},
+	{rule{"9111 4.3.3", "another answer than 304 replaces what is stored"}, "middleware.TestNoCacheIsValidatedEachTime", kept},
+	{rule{"9111 4.3.3", "an error of the origin's is forwarded, unless staleness is allowed"}, "middleware.TestErrorIsForwardedWhereStaleIsForbidden", kept},
+	{rule{"9111 4.3.4", "a 304 that speaks of something else: asked again without conditions"}, "middleware.TestNotModifiedThatSpeaksOfSomethingElse", kept},
+	{rule{"9111 4.3.5", "a HEAD may freshen what is stored"}, "", "not done: HEAD is answered from what is stored"},
+	{rule{"9111 4.4", "the target of a request to a server is made of its Host"}, "TestTargetOfAServersRequest", kept},
+	{rule{"9111 4.4", "a write that succeeds removes what is stored for its target"}, "middleware.TestPitfall41UnsafeMethods", kept},
+	{rule{"9111 4.4", "a write that fails removes nothing"}, "middleware.TestPitfall41UnsafeMethods", kept},
+	{rule{"9111 5.1", "Age is in whole seconds, from 0 to 2^31"}, "TestAgeIsWholeSecondsInBounds", kept},
+	{rule{"9111 5.2.1.6", "no-transform: what is stored isn't compressed"}, "middleware.TestNoTransformIsNotCompressed", kept},
+	{rule{"9111 5.2.1.7", "only-if-cached: 504 where nothing is stored"}, "TestOnlyIfCachedWithNothingStoredIs504", kept},
+	{rule{"9111 5.2.2.2", "must-revalidate: an error where validation fails"}, "middleware.TestErrorIsForwardedWhereStaleIsForbidden", kept},
+	{rule{"9111 5.2.2.4", "no-cache: who comes after a run has begun doesn't get its answer without another validation"}, "middleware.TestNoCacheIsSharedOnlyWithRequestsFromBeforeItsRun", kept},
+
+	{rule{"5861 3", "stale-while-revalidate: served, and renewed by a run in the background"}, "middleware.TestStaleWhileRevalidate", kept},
+	{rule{"5861 4", "errors are 500, 502, 503 and 504"}, "TestErrorsOfStaleIfError", kept},
+	{rule{"5861 4", "stale-if-error: the stale response instead of the error"}, "middleware.TestStaleIfError", kept},
+
+	{rule{"9110 7.6.1", "the fields of a connection aren't passed on"}, "middleware.TestConnectionFieldsAreNotStored", kept},
+	{rule{"9110 7.6.3", "Via, by option"}, "middleware.TestVia", kept},
+	{rule{"9110 9.3.2", "HEAD never fills GET"}, "middleware.TestPitfall38Head", kept},
+	{rule{"9110 13", "conditions don't reach a run that others share"}, "TestNothingConditionalIsLeft", kept},
+	{rule{"9110 13", "304 to If-None-Match and If-Modified-Since, from what is stored"}, "middleware.TestPitfall38ConditionsAreAnsweredFromTheWholeResponse", kept},
+	{rule{"9110 14", "206 with one range or several, 416 with the length"}, "TestRangesAreServed", kept},
+	{rule{"9110 14", "206 and 416 from what is stored"}, "middleware.TestPitfall38ConditionsAreAnsweredFromTheWholeResponse", kept},
+
+	{rule{"9211 2", "a cache appends to what those before it said"}, "TestStatusIsAppended", kept},
+	{rule{"9211 2", "every response that the cache had a part in has it"}, "middleware.TestEveryResponseHasCacheStatus", kept},
+	{rule{"9211 2.7", "the key is shown only if asked for"}, "middleware.TestEveryResponseHasCacheStatus", kept},
+	{rule{"9213 2.2", "of several targeted fields the most specific that is valid rules"}, "TestTheMostSpecificTargetRules", kept},
+	{rule{"9213 2.2", "a private cache obeys none unless told to"}, "TestTheMostSpecificTargetRules", kept},
+}

@@ -1,0 +1,441 @@
+package middleware_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+// pitfall 38: conditional and range requests don't reach a shared run, and are
+// answered from the whole.
+func TestPitfall38ConditionsAreAnsweredFromTheWholeResponse(t *testing.T) {
+	const etag, modified = `"v1"`, "Sat, 01 Mar 2025 10:00:00 GMT"
+	for _, fill := range []string{"plain", "conditional", "range"} {
+		t.Run(fill, func(t *testing.T) {
+			s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+				for name := range r.Header {
+					if strings.HasPrefix(name, "If-") || name == "Range" {
+						t.Errorf("the handler was asked with %s", name)
+					}
+				}
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("ETag", etag)
+				w.Header().Set("Last-Modified", modified)
+				w.Header().Set("Content-Type", "text/plain")
+				fmt.Fprint(w, "0123456789")
+			})
+			switch fill {
+			case "plain":
+				s.is(s.do("/"), 200, "0123456789")
+			case "conditional":
+				s.is(s.do("/", "If-None-Match: "+etag), 304, "")
+			case "range":
+				s.is(s.do("/", "Range: bytes=2-4"), 206, "234")
+			}
+			for _, c := range []struct {
+				headers []string
+				status  int
+				body    string
+			}{
+				{nil, 200, "0123456789"},
+				{[]string{"If-None-Match: " + etag}, 304, ""},
+				{[]string{`If-None-Match: "x", W/"v1"`}, 304, ""},
+				{[]string{"If-None-Match: *"}, 304, ""},
+				{[]string{`If-None-Match: "x"`}, 200, "0123456789"},
+				{[]string{"If-Modified-Since: " + modified}, 304, ""},
+				{[]string{"If-Modified-Since: Sat, 01 Mar 2025 09:59:59 GMT"}, 200, "0123456789"},
+				{[]string{`If-None-Match: "x"`, "If-Modified-Since: " + modified}, 200, "0123456789"},
+				{[]string{"Range: bytes=0-3"}, 206, "0123"},
+				{[]string{"Range: bytes=-2"}, 206, "89"},
+				{[]string{"Range: bytes=50-"}, 416, "*"},
+				{[]string{"Range: bytes=0-3", "If-Range: " + etag}, 206, "0123"},
+				{[]string{"Range: bytes=0-3", `If-Range: "x"`}, 200, "0123456789"},
+				{[]string{"Range: bytes=0-3", "If-None-Match: " + etag}, 304, ""},
+			} {
+				g := s.do("/", c.headers...)
+				s.is(g, c.status, c.body)
+				s.hit(g)
+				if c.status == 304 && (g.Header.Get("ETag") != etag || g.Header.Get("Cache-Control") == "" || g.Header.Get("Content-Type") != "") {
+					t.Errorf("304 with %v", g.Header)
+				}
+				if c.status == 206 && g.Header.Get("Content-Range") == "" {
+					t.Error("206 without Content-Range")
+				}
+			}
+			s.ran(1)
+		})
+	}
+}
+
+// pitfall 38: HEAD is answered from a stored GET, and fills none.
+func TestPitfall38Head(t *testing.T) {
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("X-Method", r.Method)
+		if r.Method == "GET" {
+			fmt.Fprint(w, "body")
+		}
+	})
+	g := s.do("HEAD /")
+	if s.is(g, 200, ""); g.Header.Get("X-Method") != "HEAD" {
+		t.Error(g.Header)
+	}
+	s.is(s.do("/"), 200, "body")
+	s.is(s.do("/"), 200, "body") // so it is stored
+	g = s.do("HEAD /")
+	s.is(g, 200, "")
+	if s.hit(g); g.Header.Get("X-Method") != "GET" || g.ContentLength != 4 {
+		t.Error(g.Header, g.ContentLength)
+	}
+	s.ran(2)
+}
+
+func TestRequestDirectives(t *testing.T) {
+	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60"))
+	s.is(s.do("/", "Cache-Control: only-if-cached"), 504, "*")
+	s.ran(0)
+	s.is(s.do("/"), 200, "run 1")
+	s.is(s.do("/"), 200, "run 1") // and so it is stored: the first client needn't wait for that
+	s.is(s.do("/", "Cache-Control: only-if-cached"), 200, "run 1")
+	s.is(s.do("/", "Cache-Control: min-fresh=10"), 200, "run 1")
+	s.is(s.do("/", "Cache-Control: no-cache"), 200, "run 2")
+	s.is(s.do("/"), 200, "run 2")
+	s.is(s.do("/", "Pragma: no-cache"), 200, "run 3")
+	s.is(s.do("/", "Cache-Control: min-fresh=100"), 200, "run 4")
+	s.is(s.do("/new", "Cache-Control: no-store"), 200, "run 5")
+	s.is(s.do("/new"), 200, "run 6")
+	s.is(s.do("/new"), 200, "run 6")
+	s.is(s.do("/new", "Cache-Control: no-store"), 200, "run 6")
+
+	s = open(t, middleware.Options{IgnoreRequestDirectives: true}, saying(number(), "Cache-Control: max-age=60"))
+	s.do("/")
+	s.is(s.do("/", "Cache-Control: no-cache"), 200, "run 1")
+	s.is(s.do("/", "Cache-Control: max-age=0"), 200, "run 1")
+}
+
+// An origin is a handler whose answers can be changed: status, Cache-Control and
+// ETag. It answers conditions.
+type origin struct {
+	status     atomic.Int32
+	cc, etag   atomic.Pointer[string]
+	validated  atomic.Int32
+	runs       atomic.Int32
+	panicsWith atomic.Pointer[string]
+}
+
+func newOrigin(cc, etag string) *origin {
+	o := &origin{}
+	o.status.Store(200)
+	o.cc.Store(&cc)
+	o.etag.Store(&etag)
+	return o
+}
+
+func (o *origin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	n := o.runs.Add(1)
+	if p := o.panicsWith.Load(); p != nil {
+		panic(*p)
+	}
+	w.Header().Set("X-Run", fmt.Sprint(n))
+	if cc := *o.cc.Load(); cc != "" {
+		w.Header().Set("Cache-Control", cc)
+	}
+	if etag := *o.etag.Load(); etag != "" {
+		w.Header().Set("ETag", etag)
+		if r.Header.Get("If-None-Match") == etag {
+			o.validated.Add(1)
+			w.WriteHeader(304)
+			return
+		}
+	}
+	w.WriteHeader(int(o.status.Load()))
+	fmt.Fprintf(w, "run %d", n)
+}
+
+// A response that has to be validated before each use is, and its body isn't made
+// again.
+func TestNoCacheIsValidatedEachTime(t *testing.T) {
+	for _, cc := range []string{"no-cache", "max-age=0", ""} {
+		o := newOrigin(cc, `"v"`)
+		s := open(t, middleware.Options{}, o.ServeHTTP)
+		for i := range 3 {
+			g := s.do("/")
+			s.is(g, 200, "run 1")
+			if g.Header.Get("X-Run") != fmt.Sprint(i+1) {
+				t.Errorf("%q: header of run %s", cc, g.Header.Get("X-Run"))
+			}
+		}
+		if n := o.validated.Load(); n != 2 {
+			t.Errorf("%q: validated %d times", cc, n)
+		}
+		etag := `"w"`
+		o.etag.Store(&etag)
+		s.is(s.do("/"), 200, "run 4")
+	}
+}
+
+func TestStaleResponseIsValidated(t *testing.T) {
+	o := newOrigin("max-age=1", `"v"`)
+	s := open(t, middleware.Options{}, o.ServeHTTP)
+	s.is(s.do("/"), 200, "run 1")
+	time.Sleep(1100 * time.Millisecond)
+	g := s.do("/")
+	s.is(g, 200, "run 1")
+	if !strings.Contains(g.status(), "fwd=stale;fwd-status=304;stored") {
+		t.Error(g.status())
+	}
+	s.hit(s.do("/"))
+	if o.validated.Load() != 1 || o.runs.Load() != 2 {
+		t.Errorf("%d runs, %d validated", o.runs.Load(), o.validated.Load())
+	}
+}
+
+// pitfall 39: who forbids stale is obeyed, whatever the options say.
+func TestPitfall39StaleIsForbidden(t *testing.T) {
+	for cc, stale := range map[string]bool{
+		"max-age=1":                            true,
+		"max-age=1, must-revalidate":           false,
+		"max-age=1, proxy-revalidate":          false,
+		"s-maxage=1":                           false,
+		"max-age=1, stale-while-revalidate=60": true,
+		"max-age=1, stale-while-revalidate=60, must-revalidate":   false,
+		"max-age=1, stale-while-revalidate=0, stale-if-error=0":   false,
+		"s-maxage=1, stale-while-revalidate=60, stale-if-error=9": false,
+	} {
+		t.Run(cc, func(t *testing.T) {
+			t.Parallel()
+			for _, etag := range []string{"", `"v"`} {
+				o := newOrigin(cc, etag)
+				s := open(t, middleware.Options{Stale: time.Hour}, o.ServeHTTP)
+				s.do("/")
+				time.Sleep(1100 * time.Millisecond)
+				other := `"w"`
+				if etag != "" {
+					o.etag.Store(&other)
+				}
+				if got := s.do("/").body == "run 1"; got != stale {
+					t.Errorf("served stale: %v", got)
+				}
+			}
+		})
+	}
+}
+
+// pitfall 39: CDN-Cache-Control outranks Cache-Control.
+func TestPitfall39TargetedCacheControl(t *testing.T) {
+	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: no-store", "CDN-Cache-Control: max-age=60"))
+	s.do("/")
+	s.is(s.do("/"), 200, "run 1")
+	s = open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60", "CDN-Cache-Control: no-store"))
+	s.do("/")
+	s.is(s.do("/"), 200, "run 2")
+}
+
+func TestStaleWhileRevalidate(t *testing.T) {
+	o := newOrigin("max-age=1, stale-while-revalidate=60", "")
+	s := open(t, middleware.Options{}, o.ServeHTTP)
+	s.is(s.do("/"), 200, "run 1")
+	time.Sleep(1100 * time.Millisecond)
+	g := s.do("/")
+	if s.is(g, 200, "run 1"); !strings.Contains(g.status(), "hit;ttl=-") {
+		t.Error(g.status())
+	}
+	eventually(t, "the refresh", func() bool { return s.do("/").body != "run 1" })
+}
+
+func TestStaleIfError(t *testing.T) {
+	panics := "boom"
+	for name, fail := range map[string]func(o *origin){
+		"500":   func(o *origin) { o.status.Store(500) },
+		"panic": func(o *origin) { o.panicsWith.Store(&panics) },
+	} {
+		for _, cc := range []string{"max-age=1, stale-if-error=60", "max-age=1, stale-while-revalidate=1, stale-if-error=60"} {
+			t.Run(name+" "+cc, func(t *testing.T) {
+				t.Parallel()
+				o := newOrigin(cc, "")
+				s := open(t, middleware.Options{}, o.ServeHTTP)
+				s.is(s.do("/"), 200, "run 1")
+				time.Sleep(2100 * time.Millisecond)
+				fail(o)
+				for _, g := range s.together(20, "/") {
+					s.is(g, 200, "run 1")
+				}
+				if n := o.runs.Load(); n > 4 {
+					t.Errorf("%d runs that fail", n-1)
+				}
+				o.status.Store(200)
+				o.panicsWith.Store(nil)
+				eventually(t, "the end of the trouble", func() bool { return s.do("/").body != "run 1" })
+			})
+		}
+	}
+}
+
+// A failure is shared with those who wait for it, and with nobody later.
+func TestServerErrorsAreSharedWithThoseWhoWait(t *testing.T) {
+	var s *site
+	n := number()
+	release := make(chan struct{})
+	s = open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		<-release
+		w.WriteHeader(500)
+		n(w, r)
+	})
+	go func() {
+		eventually(t, "a run", func() bool { return s.runs.Load() == 1 })
+		time.Sleep(50 * time.Millisecond)
+		close(release)
+	}()
+	for _, g := range s.together(50, "/") {
+		if g.StatusCode != 500 || !strings.HasPrefix(g.body, "run") {
+			t.Errorf("%d %s", g.StatusCode, g.body)
+		}
+	}
+	if got := s.runs.Load(); got > 3 {
+		t.Errorf("%d runs", got)
+	}
+}
+
+func TestAgeAddsUp(t *testing.T) {
+	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=100", "Age: 40"))
+	s.do("/")
+	time.Sleep(1100 * time.Millisecond)
+	g := s.do("/")
+	var age, ttl int
+	_, err := fmt.Sscanf(g.Header.Get("Age")+" "+g.status(), "%d http;hit;ttl=%d", &age, &ttl)
+	if err != nil || age < 41 || age+ttl < 98 || age+ttl > 100 {
+		t.Error(g.Header.Get("Age"), g.status(), err)
+	}
+}
+
+func TestMakeETag(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, MakeETag: true}, number())
+	s.do("/")
+	tag := s.do("/").Header.Get("ETag")
+	if tag == "" {
+		t.Fatal("no ETag")
+	}
+	s.is(s.do("/", "If-None-Match: "+tag), 304, "")
+	s.ran(1)
+}
+
+func TestCompress(t *testing.T) {
+	body := strings.Repeat("text ", 1000)
+	s := open(t, middleware.Options{TTL: time.Minute, Compress: true}, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Accept-Encoding") != "" {
+			t.Error("the handler was asked for an encoding")
+		}
+		w.Header().Set("ETag", `"v"`)
+		fmt.Fprint(w, body)
+	})
+	s.is(s.do("/", "Accept-Encoding: gzip"), 200, body)
+	g := s.do("/", "Accept-Encoding: br, gzip;q=0.5")
+	if s.hit(g); g.Header.Get("Content-Encoding") != "gzip" || len(g.body) > len(body)/10 || g.Header.Get("ETag") != `W/"v"` || g.Header.Get("Vary") != "Accept-Encoding" {
+		t.Errorf("%d bytes, %v", len(g.body), g.Header)
+	}
+	for _, plain := range []string{"identity", "gzip;q=0", "br"} {
+		g := s.do("/", "Accept-Encoding: "+plain)
+		if s.is(g, 200, body); g.Header.Get("Content-Encoding") != "" || g.Header.Get("Vary") != "Accept-Encoding" {
+			t.Errorf("%s: %v", plain, g.Header)
+		}
+	}
+	s.is(s.do("/", "Accept-Encoding: gzip", `If-None-Match: W/"v"`), 304, "")
+	s.is(s.do("/", "Accept-Encoding: gzip", "Range: bytes=0-3"), 206, "text")
+	s.ran(1)
+}
+
+func TestVia(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, Via: "edge"}, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.Header.Get("Via"))
+	})
+	for _, what := range []string{"/", "/", "POST /"} {
+		g := s.do(what)
+		if s.is(g, 200, "1.1 edge"); g.Header.Get("Via") != "1.1 edge" {
+			t.Errorf("%s: %v", what, g.Header)
+		}
+	}
+}
+
+func TestEventsAndStats(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, ShowKey: true}, number())
+	s.do("/")
+	g := s.do("/")
+	s.do("POST /x")
+	s.do("/c", "Cookie: a=b")
+	if !strings.Contains(g.status(), `key="s http://`) {
+		t.Error(g.status())
+	}
+	eventually(t, "the events", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.events) == 4 })
+	want := []string{"false uri-miss true ", "true  false ", "false method false ", "false uri-miss false personal"}
+	for i, e := range s.events {
+		if got := fmt.Sprint(e.Hit, " ", e.Fwd, " ", e.Stored, " ", e.Detail); got != want[i] || e.Status != 200 || e.Bytes == 0 || e.Duration == 0 {
+			t.Errorf("%d: %s, want %s; %+v", i, got, want[i], e)
+		}
+	}
+	st := s.m.Stats()
+	if st.Requests != 4 || st.Hits != 1 || st.Forwarded != 2 || st.Bypassed != 1 || st.Stored != 1 {
+		t.Errorf("%+v", st)
+	}
+}
+
+func TestPurgeHandler(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, Near: guard.Near{MaxEntries: 10}}, number())
+	s.do("/")
+	s.is(s.do("/"), 200, "run 1")
+	w := &plainWriter{h: http.Header{}}
+	r, _ := http.NewRequest("PURGE", s.URL+"/", nil)
+	s.m.PurgeHandler().ServeHTTP(w, r)
+	s.is(s.do("/"), 200, "run 2")
+}
+
+// A response that needs a validation for each use answers a request that waited
+// only if its run began when the request was there.
+func TestNoCacheIsSharedOnlyWithRequestsFromBeforeItsRun(t *testing.T) {
+	const late = 20
+	var s *site
+	var began atomic.Int64 // when the last run did
+	step := make(chan struct{})
+	s = open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		at := time.Now().UnixNano()
+		began.Store(at)
+		w.Header().Set("Cache-Control", "no-cache")
+		w.Header().Set("ETag", fmt.Sprintf(`"%d"`, at))
+		<-step
+		fmt.Fprint(w, at)
+	})
+	first := make(chan got)
+	go func() { first <- s.do("/") }()
+	eventually(t, "the first run", func() bool { return began.Load() != 0 })
+	came := time.Now().UnixNano()
+	answers := make(chan got, late)
+	for range late {
+		go func() { answers <- s.do("/") }()
+	}
+	time.Sleep(100 * time.Millisecond) // they wait; if not, the test shows less
+	go func() {
+		for {
+			select {
+			case step <- struct{}{}:
+			case <-t.Context().Done():
+				return
+			}
+		}
+	}()
+	<-first
+	for range late {
+		g := <-answers
+		var at int64
+		if _, err := fmt.Sscan(g.body, &at); err != nil || at < came {
+			t.Errorf("%q was made before the request came (%v)", g.body, err)
+		}
+	}
+	if n := s.runs.Load(); n > 6 {
+		t.Errorf("%d runs for %d requests", n, late+1)
+	}
+}

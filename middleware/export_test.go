@@ -1,0 +1,24 @@
+package middleware
+
+import "net/http"
+
+// EncodePage and DecodePage are the codec's.
+func EncodePage(status int, header http.Header, body []byte) []byte {
+	b, err := pageCodec{}.Marshal(&page{status: status, header: header, body: body, trailer: http.Header{"T": {"1"}}, vary: []string{"A"}, variant: "v"})
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// DecodePage decodes and encodes again.
+func DecodePage(b []byte) (status int, header http.Header, body []byte, err error) {
+	var p *page
+	if err := (pageCodec{}).Unmarshal(b, &p); err != nil {
+		return 0, nil, nil, err
+	}
+	if _, err := (pageCodec{}).Marshal(p); err != nil {
+		return 0, nil, nil, err
+	}
+	return p.status, p.header, p.body, nil
+}

@@ -1,0 +1,404 @@
+package middleware
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/rfc9111"
+)
+
+// This file is what the guard's fetch does: it runs the handler, and decides at
+// the response's header whether the others may have it.
+
+// indexTTL is for how long it is remembered what a page varies on.
+const indexTTL = time.Hour
+
+// A statusError is a response that says that the handler failed, where there is a
+// stale one to serve instead.
+type statusError struct{ status int }
+
+func (e *statusError) Error() string {
+	return "middleware: the handler answered " + strconv.Itoa(e.status)
+}
+
+// fetchPage fetches what is stored under a page's own key.
+func (c *call) fetchPage(key string) fetchFunc {
+	return func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+		return c.lead(ctx, f, lead{key: key})
+	}
+}
+
+// fetchVariant fetches a variant of a page whose index is known.
+func (c *call) fetchVariant(key, variant string) fetchFunc {
+	ix := c.index
+	return func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+		return c.lead(ctx, f, lead{key: key, ix: ix, variant: variant})
+	}
+}
+
+// A lead is a fetch of one key.
+type lead struct {
+	key     string
+	ix      *index // nil: of the page itself
+	variant string
+	stale   *page
+	run     *run
+	rfc     rfc9111.Options
+	d       rfc9111.Decision
+}
+
+func (c *call) lead(ctx context.Context, f *guard.Fill[*page], l lead) (*page, error) {
+	if f.Private {
+		return nil, nil // marked: the request goes to the handler by itself
+	}
+	if f.Stale != nil && (*f.Stale).status != 0 {
+		l.stale = *f.Stale
+	}
+	var nominated []string
+	if l.ix != nil {
+		nominated = l.ix.names
+	}
+	l.run = c.start(ctx, nominated, l.stale)
+	if err := l.run.awaitHeader(ctx); err != nil {
+		return nil, err
+	}
+	if l.run.staleAsked && l.run.status == http.StatusNotModified {
+		return c.validated(ctx, f, &l)
+	}
+	return c.decide(ctx, f, &l)
+}
+
+// awaitHeader waits for the run's header.
+func (r *run) awaitHeader(ctx context.Context) error {
+	select {
+	case <-r.committed:
+	case <-ctx.Done():
+		r.timeUp()
+		return context.Cause(ctx)
+	}
+	if r.status == 0 {
+		if cause := context.Cause(r.req.Context()); errors.Is(cause, errRunTimedOut) {
+			return fmt.Errorf("%w: %w", guard.ErrFetchTimeout, cause)
+		}
+		return r.failure()
+	}
+	return nil
+}
+
+// response is the run's, for the rules.
+func (r *run) response() *rfc9111.Response {
+	return &rfc9111.Response{Status: r.status, Header: r.header, RequestTime: r.began, ResponseTime: r.headerAt}
+}
+
+// decide says what becomes of a response whose header is there.
+func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page, error) {
+	r := l.run
+	if r.status >= 500 && l.stale != nil && l.stale.usableOnError() {
+		r.goPrivate() // if nothing stale can be served after all, the client gets this
+		return nil, &statusError{r.status}
+	}
+	l.rfc = c.m.rfc(c.asked.terms, r.status)
+	l.d = rfc9111.Store(r.req, r.response(), l.rfc)
+	reason := c.notShared(l)
+	passing := reason == string(rfc9111.ReasonNoFreshness) && r.status >= 500 && !c.asked.credentialed
+	if reason != "" && !passing {
+		return c.keepPrivate(f, r, reason)
+	}
+	if names := l.d.Vary; len(names) > 0 && !l.covers(names) {
+		if l.ix != nil {
+			c.learn(ctx, l)
+			return c.keepPrivate(f, r, "vary")
+		}
+		return c.branch(ctx, f, l)
+	}
+	if passing {
+		// Nothing that may be stored: but a failure is shared with those who wait.
+		f.TTL, f.StaleFor = 0, guard.Off
+	}
+	return c.record(ctx, f, l, passing)
+}
+
+// notShared is why others may not have a response; empty if they may.
+func (c *call) notShared(l *lead) string {
+	control := &l.d.Control
+	switch {
+	case l.run.hijacked:
+		return "hijacked"
+	case l.d.For != rfc9111.Anyone:
+		return string(l.d.Reason)
+	case c.asked.personal && !control.Public && !control.SMaxAge.Set:
+		return "personal"
+	case l.run.expected > int64(c.m.opts.MaxBody):
+		return "too-large"
+	}
+	return ""
+}
+
+// keepPrivate lets the run go on for its own client alone. Those who wait run the
+// handler for themselves, and so do those who come, for a while.
+func (c *call) keepPrivate(f *guard.Fill[*page], r *run, reason string) (*page, error) {
+	c.note(r, decision{reason: reason})
+	r.goPrivate()
+	c.letStream(r)
+	f.Private = true
+	return nil, nil
+}
+
+// covers reports whether a lead's key tells apart what a response varies on.
+func (l *lead) covers(names []string) bool {
+	if l.ix == nil {
+		return false
+	}
+	for _, name := range names {
+		if !slices.Contains(l.ix.names, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// record keeps the body until it is whole, while the client reads along.
+func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passing bool) (*page, error) {
+	r := l.run
+	c.note(r, decision{stored: !passing, reason: string(l.d.Reason), ttl: l.d.Freshness.Left(l.d.Freshness.InitialAge)})
+	if len(c.asked.Header["Range"]) == 0 {
+		c.letStream(r)
+	}
+	select {
+	case <-r.ended:
+	case <-r.over:
+		return c.keepPrivate(f, r, "too-large")
+	case <-ctx.Done():
+		r.timeUp()
+		return nil, context.Cause(ctx)
+	}
+	body, trailer, err := r.whole()
+	if err != nil {
+		return nil, err
+	}
+	p := c.pageOf(l, body, trailer)
+	if l.ix != nil && !passing {
+		c.enlist(ctx, l)
+	}
+	if !passing {
+		c.m.setTerms(f, p)
+	}
+	return p, nil
+}
+
+// pageOf makes a page of a run that is whole.
+func (c *call) pageOf(l *lead, body []byte, trailer http.Header) *page {
+	r := l.run
+	p := &page{
+		status: r.status, body: body, trailer: trailer, vary: l.d.Vary, freshness: l.d.Freshness,
+		header: rfc9111.StoredHeader(r.response(), l.d.Control, l.rfc), length: strconv.Itoa(len(body)),
+	}
+	p.began = r.began
+	delete(p.header, "Content-Length")
+	if len(p.vary) > 0 {
+		p.variant = rfc9111.VariantKey(p.vary, r.req)
+	}
+	p.freshness.InitialAge += time.Since(r.headerAt)
+	if _, set := p.header["Content-Type"]; !set && len(body) > 0 && len(p.header["Content-Encoding"]) == 0 {
+		p.header.Set("Content-Type", http.DetectContentType(body))
+	}
+	if c.m.opts.MakeETag && len(p.header["Etag"]) == 0 && p.status == http.StatusOK {
+		sum := sha256.Sum256(body)
+		p.header.Set("ETag", `"`+base64.RawURLEncoding.EncodeToString(sum[:12])+`"`)
+	}
+	if c.m.opts.Compress && !l.d.Control.NoTransform {
+		p.gzip = compress(p)
+	}
+	return p
+}
+
+// setTerms says for how long a page is fresh, and what it is good for then.
+func (m *Middleware) setTerms(f *guard.Fill[*page], p *page) {
+	fr := &p.freshness
+	f.TTL = fr.Left(fr.InitialAge)
+	if fr.NoCache {
+		f.TTL = 0
+	}
+	f.StaleUse, f.StaleFor = guard.ServeStale, fr.StaleWhileRevalidate
+	if fr.StaleIfError > fr.StaleWhileRevalidate {
+		f.StaleFor = fr.StaleIfError
+		if fr.StaleWhileRevalidate == 0 {
+			f.StaleUse = guard.OnlyIfError
+		}
+	}
+	if f.StaleFor > 0 && f.TTL <= 0 && !fr.NoCache {
+		f.StaleFor, f.TTL = f.StaleFor+f.TTL, time.Millisecond // it came stale
+	}
+	if f.StaleFor <= 0 {
+		f.StaleFor = guard.Off
+		if m.opts.KeepFor > 0 && rfc9111.HasValidator(p.header) {
+			f.StaleFor, f.StaleUse = m.opts.KeepFor, guard.OnlyValidate
+		}
+	}
+}
+
+// setConditions asks the handler for a 304, if the stale response can be told by
+// something.
+func setConditions(h http.Header, stale *page) bool { return rfc9111.SetConditions(h, stale.header) }
+
+// validated is a stale page that the handler has said is still good. Only what
+// says so travels: the body stays.
+func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*page, error) {
+	r := l.run
+	if len(rfc9111.Selected(r.header, l.stale.header)) == 0 {
+		// It speaks of something else: ask again, without conditions.
+		l.stale = nil
+		var nominated []string
+		if l.ix != nil {
+			nominated = l.ix.names
+		}
+		l.run = c.start(ctx, nominated, nil)
+		if err := l.run.awaitHeader(ctx); err != nil {
+			return nil, err
+		}
+		return c.decide(ctx, f, l)
+	}
+	l.rfc = c.m.rfc(c.asked.terms, l.stale.status)
+	p := *l.stale
+	p.header = rfc9111.Freshen(l.stale.header, r.header, l.rfc)
+	resp := &rfc9111.Response{Status: p.status, Header: p.header, RequestTime: r.began, ResponseTime: r.headerAt}
+	l.d = rfc9111.Store(r.req, resp, l.rfc)
+	p.freshness, p.began = l.d.Freshness, r.began
+	c.note(r, decision{stored: true, fwdCode: http.StatusNotModified, ttl: p.freshness.Left(p.freshness.InitialAge)})
+	delete(p.header, "Age")
+	if c.notShared(l) != "" || !slices.Equal(l.d.Vary, p.vary) {
+		c.mu.Lock()
+		c.own = &p
+		c.mu.Unlock()
+		f.Private = true
+		return nil, nil
+	}
+	c.m.setTerms(f, &p)
+	return &p, nil
+}
+
+// branch is for a response that varies, to a request for which that wasn't known.
+// The page's own key then holds the index, at once, so that nobody waits for a
+// variant that isn't theirs. The run goes on under its variant's key, whose lease
+// is had before that of the page is given back.
+func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead) (*page, error) {
+	r := l.run
+	variant := rfc9111.VariantKey(l.d.Vary, r.req)
+	ix := &index{gen: randomName(), names: l.d.Vary, variants: []string{variant}}
+	f.TTL, f.StaleFor = indexTTL, guard.Off
+	under := *l
+	under.key, under.ix, under.variant = variantKey(l.key, ix, variant), ix, variant
+	if c.asked.withholds(r.req, l.d.Vary) {
+		r.detach() // it answers who doesn't send that header; this client goes round
+		c.disown(r)
+	}
+	begun := make(chan struct{})
+	var once sync.Once
+	c.m.background(func() {
+		_, _ = c.m.guard.Load(context.WithoutCancel(ctx), under.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+			once.Do(func() { close(begun) })
+			return c.record(ctx, f, &under, false)
+		})
+		once.Do(func() {
+			// Not asked for: somebody was ahead of us, or nothing can be stored.
+			c.note(r, decision{reason: "vary"})
+			r.goPrivate()
+			c.letStream(r)
+			close(begun)
+		})
+	})
+	select {
+	case <-begun:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	return &page{ix: ix}, nil
+}
+
+// learn adds to an index the names that a variant's response turned out to vary
+// on besides. It takes the page's lease for that, so that a purge in between wins.
+func (c *call) learn(ctx context.Context, l *lead) {
+	names := slices.Clone(l.ix.names)
+	for _, name := range l.d.Vary {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	if len(names) > rfc9111.MaxVaryNames {
+		return
+	}
+	c.changeIndex(ctx, l, func(ix *index) { ix.names, ix.variants = names, nil })
+}
+
+// enlist adds a variant to the index, which bounds their number.
+func (c *call) enlist(ctx context.Context, l *lead) {
+	if l.ix.contains(l.variant) {
+		return
+	}
+	c.changeIndex(ctx, l, func(ix *index) {
+		if !ix.contains(l.variant) {
+			ix.variants = append(ix.variants, l.variant)
+		}
+	})
+}
+
+var errIndexGone = errors.New("middleware: the page's index has changed")
+
+func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
+	pageKey := l.key[:len(l.key)-len("\n")-len(l.ix.gen)-len(l.variant)]
+	ctx = context.WithoutCancel(ctx)
+	c.m.background(func() {
+		_, _ = c.m.guard.Reload(ctx, pageKey, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+			res, err := c.m.guard.Peek(ctx, pageKey)
+			if err != nil {
+				return nil, err
+			}
+			if res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
+				return nil, errIndexGone
+			}
+			ix := *res.Value.ix
+			ix.names, ix.variants = slices.Clone(ix.names), slices.Clone(ix.variants)
+			change(&ix)
+			f.TTL, f.StaleFor = max(res.TTL, time.Millisecond), guard.Off
+			return &page{ix: &ix}, nil
+		})
+	})
+}
+
+// note keeps what the client is told of its run.
+func (c *call) note(r *run, d decision) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run == r && !c.answering {
+		d.fwd = c.decision.fwd
+		c.decision = d
+	}
+}
+
+// disown leaves the run to others: the client gets its answer elsewhere.
+func (c *call) disown(r *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run == r {
+		c.run = nil
+	}
+}
+
+// randomName is 16 hexadecimal digits that nobody else has drawn.
+func randomName() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,132 @@
+package middleware_test
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+func TestPagesComeBackAsTheyWere(t *testing.T) {
+	h := http.Header{"A": {"1", "2"}, "Empty": nil, "B": {""}}
+	status, header, body, err := middleware.DecodePage(middleware.EncodePage(200, h, []byte("body")))
+	if err != nil || status != 200 || string(body) != "body" || !reflect.DeepEqual(header["A"], h["A"]) || len(header) != 3 {
+		t.Errorf("%d %v %q %v", status, header, body, err)
+	}
+}
+
+// FuzzDecodePage: whatever stands in Redis is a page or damaged, and costs memory
+// in proportion.
+func FuzzDecodePage(f *testing.F) {
+	f.Add(middleware.EncodePage(200, http.Header{"A": {"1", "2"}}, []byte("body")))
+	f.Add([]byte{})
+	f.Add([]byte("e\x04abcd"))
+	f.Add([]byte("i\x01g\x01\x01A\x00"))
+	f.Add([]byte{'r', 0xc8, 1, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if status, _, _, err := middleware.DecodePage(b); err != nil && !errors.Is(err, cache.ErrDamaged) {
+			t.Errorf("%d, %v", status, err)
+		}
+	})
+}
+
+// FuzzShare lets two users ask for a page, one after the other, with any header
+// and a response with any header: nothing private or no-store is shared, no cookie
+// without the option, and nothing panics.
+func FuzzShare(f *testing.F) {
+	for _, s := range [][2]string{
+		{"", "Cache-Control: max-age=60"},
+		{"Cookie: a=b", "Cache-Control: public, max-age=60"},
+		{"Authorization: x", "Cache-Control: max-age=60"},
+		{"Range: bytes=0-1\nIf-None-Match: \"v\"", "Cache-Control: s-maxage=60\nETag: \"v\"\nSet-Cookie: a=b"},
+		{"Cache-Control: no-cache, max-stale", "Cache-Control: private=\"x, set-cookie\", max-age=60\nSet-Cookie: a=b"},
+		{"", "Vary: Accept, *\nCache-Control: max-age=9"},
+		{"Accept: a", "Vary: Accept\nCache-Control: max-age=9\nTrailer: X"},
+		{"", "CDN-Cache-Control: no-store\nCache-Control: max-age=9"},
+		{"", "Content-Length: 3\nCache-Control: max-age=9"},
+	} {
+		f.Add(s[0], s[1], uint16(200))
+	}
+	f.Fuzz(func(t *testing.T, request, response string, status uint16) {
+		if status < 200 || status > 599 {
+			status = 200
+		}
+		store, err := cache.NewMemory(cache.MemoryOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		m, err := middleware.New(store, middleware.Options{TTL: time.Minute, Compress: true, MakeETag: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		runs := 0
+		resp := parse(response)
+		h := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			runs++
+			for name, values := range resp {
+				w.Header()[name] = values
+			}
+			w.WriteHeader(int(status))
+			_, _ = w.Write([]byte("page"))
+		}))
+		ask := func() *httptest.ResponseRecorder {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest("GET", "/", nil)
+			for name, values := range parse(request) {
+				r.Header[name] = values
+			}
+			defer func() {
+				if p := recover(); p != nil && p != http.ErrAbortHandler {
+					panic(p)
+				}
+			}()
+			h.ServeHTTP(w, r)
+			return w
+		}
+		ask()
+		before := runs
+		second := ask()
+		if second == nil || runs > before || !strings.Contains(second.Header().Get("Cache-Status"), "hit") {
+			return
+		}
+		said := strings.ToLower(strings.Join(resp["Cache-Control"], ","))
+		targeted := len(resp["Cdn-Cache-Control"]) > 0
+		if !targeted && !strings.ContainsAny(said, "=\"\\") && (strings.Contains(said, "private") && isWord(said, "private") || isWord(said, "no-store") && !isWord(said, "must-understand")) {
+			t.Errorf("shared, though it says %q", said)
+		}
+		if len(second.Header()["Set-Cookie"]) > 0 {
+			t.Errorf("a cookie was shared: %q", response)
+		}
+	})
+}
+
+// isWord reports whether a list has the word as an element of its own.
+func isWord(list, word string) bool {
+	for part := range strings.SplitSeq(list, ",") {
+		if strings.Trim(part, " \t") == word {
+			return true
+		}
+	}
+	return false
+}
+
+// parse reads "Name: value" lines; what is no header is left out.
+func parse(lines string) http.Header {
+	h := http.Header{}
+	for line := range strings.SplitSeq(lines, "\n") {
+		name, value, ok := strings.Cut(line, ":")
+		if ok && name != "" && !bytes.ContainsAny([]byte(name), " \t\r\x00") && !strings.ContainsAny(value, "\r\x00") {
+			h.Add(name, strings.TrimSpace(value))
+		}
+	}
+	return h
+}

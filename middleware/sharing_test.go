@@ -1,0 +1,457 @@
+package middleware_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+func TestStoredResponseIsServedAgain(t *testing.T) {
+	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60", "X-Kind: report"))
+	first := s.do("/a?x=1&y=2")
+	s.is(first, 200, "run 1")
+	if want := "http;fwd=uri-miss;stored;ttl="; !strings.HasPrefix(first.status(), want) {
+		t.Errorf("%s, want %s", first.status(), want)
+	}
+	again := s.do("/a?y=2&x=1")
+	s.is(again, 200, "run 1")
+	s.hit(again)
+	if again.Header.Get("X-Kind") != "report" || again.Header.Get("Age") == "" || again.ContentLength != 5 {
+		t.Errorf("%v, length %d", again.Header, again.ContentLength)
+	}
+	s.is(s.do("/a?x=1"), 200, "run 2")
+	s.is(s.do("/a?x=1&y=2", "Host: elsewhere"), 200, "run 3")
+	s.ran(3)
+}
+
+func TestConcurrentRequestsAreOneRun(t *testing.T) {
+	const n = 100
+	var s *site
+	release := make(chan struct{})
+	s = open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		<-release
+		fmt.Fprint(w, "slow")
+	})
+	go func() {
+		eventually(t, "a run", func() bool { return s.runs.Load() > 0 })
+		eventually(t, "all requests wait", func() bool { return s.waiting() >= 1 })
+		close(release)
+	}()
+	for _, g := range s.together(n, "/report") {
+		s.is(g, 200, "slow")
+	}
+	s.ran(1)
+}
+
+// waiting is how many flights are under way.
+func (s *site) waiting() int { return len(s.m.Stats().Guard.InFlight) }
+
+func TestTTLIsForHandlersThatSayNothing(t *testing.T) {
+	o := middleware.Options{
+		TTL: time.Minute,
+		Rules: []middleware.Rule{
+			{Pattern: "/never", Bypass: true},
+			{Pattern: "GET /short/{id}", TTL: time.Millisecond},
+			{Match: func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, ".none") }},
+		},
+	}
+	n := number()
+	s := open(t, o, func(w http.ResponseWriter, r *http.Request) {
+		if cc := r.URL.Query().Get("cc"); cc != "" {
+			w.Header().Set("Cache-Control", cc)
+		}
+		n(w, r)
+	})
+	for path, shared := range map[string]bool{
+		"/plain": true, "/never": false, "/x.none": false,
+		"/a?cc=private": false, "/a?cc=no-store": false, "/a?cc=max-age=0": false, "/a?cc=max-age=9": true,
+	} {
+		first := s.do(path).body
+		if got := s.do(path).body == first; got != shared {
+			t.Errorf("%s: shared: %v", path, got)
+		}
+	}
+	first := s.do("/short/1").body
+	eventually(t, "a new run", func() bool { return s.do("/short/1").body != first })
+}
+
+func TestErrorsAreNeverStored(t *testing.T) {
+	for _, status := range []int{401, 403, 404, 429, 500, 503} {
+		n := number()
+		s := open(t, middleware.Options{TTL: time.Minute, NegativeTTL: time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(status)
+			n(w, r)
+		})
+		first := s.do("/").body
+		eventually(t, fmt.Sprint(status), func() bool { return s.do("/").body != first })
+	}
+}
+
+// pitfall 33: nobody gets what is somebody else's. Everything by which a client
+// may be told is tried, with and without what a handler may say of it.
+func TestPitfall33NobodyGetsSomebodyElsesPage(t *testing.T) {
+	who := func(r *http.Request) string {
+		if c, err := r.Cookie("user"); err == nil {
+			return c.Value
+		}
+		if u, _, ok := r.BasicAuth(); ok {
+			return u
+		}
+		if k := r.Header.Get("X-Api-Key"); k != "" {
+			return k
+		}
+		return "nobody"
+	}
+	for _, ttl := range []time.Duration{0, time.Minute} {
+		for _, cc := range []string{"", "private", "no-store", "max-age=60", "private, max-age=60", "no-cache"} {
+			for _, setCookie := range []bool{false, true} {
+				t.Run(fmt.Sprintf("ttl %v, %q, Set-Cookie %v", ttl, cc, setCookie), func(t *testing.T) {
+					s := open(t, middleware.Options{TTL: ttl, StoreSetCookie: true}, func(w http.ResponseWriter, r *http.Request) {
+						if cc != "" {
+							w.Header().Set("Cache-Control", cc)
+						}
+						w.Header().Set("ETag", `"one for all"`)
+						if setCookie {
+							http.SetCookie(w, &http.Cookie{Name: "session", Value: who(r)})
+						}
+						time.Sleep(time.Millisecond) // so that others wait
+						fmt.Fprint(w, "page of ", who(r))
+					})
+					var wg sync.WaitGroup
+					for i := range 60 {
+						wg.Go(func() {
+							user := fmt.Sprint("u", i%20)
+							var g got
+							switch i % 3 {
+							case 0:
+								g = s.do("/", "Cookie: user="+user)
+							case 1:
+								g = s.do("/", "Authorization: "+basic(user))
+							default:
+								g = s.do("/", "X-Api-Key: "+user)
+							}
+							s.is(g, 200, "page of "+user)
+							if setCookie && !strings.HasPrefix(g.Header.Get("Set-Cookie"), "session="+user) {
+								t.Errorf("%s got %s", user, g.Header.Get("Set-Cookie"))
+							}
+						})
+					}
+					wg.Wait()
+					s.is(s.do("/"), 200, "page of nobody")
+				})
+			}
+		}
+	}
+}
+
+func basic(user string) string {
+	r, _ := http.NewRequest("GET", "/", nil)
+	r.SetBasicAuth(user, "")
+	return r.Header.Get("Authorization")
+}
+
+// pitfall 33: Set-Cookie needs the option, and public or s-maxage.
+func TestPitfall33SetCookieIsSharedOnlyIfAskedFor(t *testing.T) {
+	for _, c := range []struct {
+		cc     string
+		option bool
+		shared bool
+	}{
+		{"max-age=60", false, false},
+		{"public, max-age=60", false, false},
+		{"max-age=60", true, false},
+		{"public, max-age=60", true, true},
+		{"s-maxage=60", true, true},
+		{"private, s-maxage=60", true, false},
+	} {
+		s := open(t, middleware.Options{StoreSetCookie: c.option}, saying(number(), "Cache-Control: "+c.cc, "Set-Cookie: a=b"))
+		s.do("/")
+		g := s.do("/")
+		if shared := g.body == "run 1"; shared != c.shared || g.Header.Get("Set-Cookie") != "a=b" {
+			t.Errorf("%+v: %q, %s", c, g.body, g.status())
+		}
+	}
+}
+
+func TestAuthorizationIsSharedWhereTheRFCAllows(t *testing.T) {
+	for cc, shared := range map[string]bool{
+		"max-age=60": false, "public, max-age=60": true, "s-maxage=60": true, "max-age=60, must-revalidate": true, "no-cache, max-age=60": false,
+	} {
+		s := open(t, middleware.Options{}, saying(number(), "Cache-Control: "+cc))
+		s.do("/", "Authorization: a")
+		if got := s.do("/", "Authorization: b").body == "run 1"; got != shared {
+			t.Errorf("%s: shared %v", cc, got)
+		}
+	}
+}
+
+// A cookie counts as personal unless the handler says public, or Cookies says
+// that it doesn't matter, or which ones do.
+func TestCookies(t *testing.T) {
+	echo := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", r.URL.Query().Get("cc"))
+		fmt.Fprint(w, r.Header.Get("Cookie"))
+	}
+	for _, c := range []struct {
+		list           []string
+		cc             string
+		first, second  string // cookies
+		saw, sawSecond string // by the handler
+	}{
+		{nil, "max-age=60", "a=1", "a=2", "a=1", "a=2"},
+		{nil, "public,max-age=60", "a=1", "a=2", "a=1", "a=1"},
+		{[]string{}, "max-age=60", "a=1", "a=2", "", ""},
+		{[]string{"lang"}, "max-age=60", "a=1; lang=de", "a=2; lang=de", "lang=de", "lang=de"},
+		{[]string{"lang"}, "max-age=60", "lang=de; a=1", "lang=en", "lang=de", "lang=en"},
+	} {
+		s := open(t, middleware.Options{Cookies: c.list}, echo)
+		q := "/?cc=" + c.cc
+		s.is(s.do(q, "Cookie: "+c.first), 200, c.saw)
+		s.is(s.do(q, "Cookie: "+c.second), 200, c.sawSecond)
+	}
+}
+
+// pitfall 34: what may not be shared is not serialised, neither for those who wait
+// already nor for those who come.
+func TestPitfall34PrivateResponsesRunSideBySide(t *testing.T) {
+	const n = 20
+	var inside atomic.Int32
+	all := make(chan struct{})
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "private")
+		w.(http.Flusher).Flush()
+		if inside.Add(1) == n {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-time.After(hangs):
+			t.Error("not all requests are in the handler")
+		}
+		fmt.Fprint(w, "mine")
+	})
+	for _, g := range s.together(n, "/", "Cookie: a=b") {
+		s.is(g, 200, "mine")
+	}
+	s.ran(n)
+}
+
+// pitfall 34: a marked page is shared again after the first answer that may be.
+func TestPitfall34MarkEndsWithTheFirstAnswerThatMayBeShared(t *testing.T) {
+	var open_ atomic.Bool
+	n := number()
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "private")
+		if open_.Load() {
+			w.Header().Set("Cache-Control", "max-age=60")
+		}
+		n(w, r)
+	})
+	s.is(s.do("/"), 200, "run 1")
+	s.is(s.do("/"), 200, "run 2")
+	open_.Store(true)
+	s.is(s.do("/"), 200, "run 3") // ends the mark
+	s.is(s.do("/"), 200, "run 4") // holds the lease
+	g := s.do("/")
+	s.is(g, 200, "run 4")
+	s.hit(g)
+}
+
+// pitfall 35: Vary.
+func TestPitfall35Vary(t *testing.T) {
+	s := open(t, middleware.Options{MaxVariants: 3}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		fmt.Fprint(w, r.Header.Get("Accept-Language"))
+	})
+	for range 2 {
+		for _, lang := range []string{"de", "en", "fr"} {
+			s.is(s.do("/", "Accept-Language: "+lang), 200, lang)
+		}
+	}
+	s.ran(3)
+	s.hit(s.do("/", "Accept-Language: de"))
+	eventually(t, "the index", func() bool {
+		before := s.runs.Load()
+		s.is(s.do("/", "Accept-Language: it"), 200, "it")
+		s.is(s.do("/", "Accept-Language: it"), 200, "it")
+		return s.runs.Load() == before+2 // one too many: not stored
+	})
+	s.hit(s.do("/", "Accept-Language: fr"))
+}
+
+// pitfall 35: a request doesn't wait for a variant that isn't its own.
+func TestPitfall35NobodyWaitsForAnotherVariant(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		w.(http.Flusher).Flush()
+		if r.Header.Get("Accept-Language") == "slow" {
+			<-release
+		}
+		fmt.Fprint(w, r.Header.Get("Accept-Language"))
+	})
+	go s.do("/", "Accept-Language: slow")
+	eventually(t, "the slow run", func() bool { return s.runs.Load() == 1 })
+	s.is(s.do("/", "Accept-Language: quick"), 200, "quick")
+}
+
+// pitfall 35: what varies on everything is not stored.
+func TestPitfall35VaryStarIsNotStored(t *testing.T) {
+	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60", "Vary: *"))
+	s.do("/")
+	s.is(s.do("/"), 200, "run 2")
+}
+
+// A header that is not forwarded reaches the handler once it is known that
+// responses vary on it: it is part of the key then.
+func TestVaryOnAHeaderThatWasWithheld(t *testing.T) {
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Origin")
+		fmt.Fprint(w, "for ", r.Header.Get("Origin"))
+	})
+	for range 2 {
+		s.is(s.do("/", "Origin: https://a.example"), 200, "for https://a.example")
+		s.is(s.do("/", "Origin: https://b.example"), 200, "for https://b.example")
+		s.is(s.do("/"), 200, "for ")
+	}
+	s.ran(3)
+}
+
+// pitfall 36: what isn't part of the key doesn't reach a shared run.
+func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
+	report := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintf(w, "%v %q %q %q %q %q", middleware.Shared(r.Context()), r.Header.Get("X-Forwarded-Host"), r.Header.Get("X-Tenant"), r.URL.RawQuery, r.RemoteAddr, r.RequestURI)
+	}
+	s := open(t, middleware.Options{Headers: []string{"x-tenant"}, Query: []string{"id"}}, report)
+	want := `true "" "t" "id=1" "" "/?id=1"`
+	s.is(s.do("/?utm=evil&id=1", "X-Forwarded-Host: evil", "X-Tenant: t"), 200, want)
+	s.is(s.do("/?id=1", "X-Tenant: t"), 200, want)
+	s.ran(1)
+	s.is(s.do("/?id=1", "X-Tenant: other"), 200, strings.Replace(want, `"t"`, `"other"`, 1))
+	s.is(s.do("/?id=2", "X-Tenant: t"), 200, strings.ReplaceAll(want, "id=1", "id=2"))
+}
+
+func TestHostIsTheSites(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, Host: "site.example"}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) })
+	s.is(s.do("/", "Host: evil.example"), 200, "site.example")
+	s.hit(s.do("/"))
+	if err := s.m.Purge(t.Context(), "http://any.example/"); err != nil {
+		t.Fatal(err)
+	}
+	s.do("/")
+	s.ran(2)
+}
+
+func TestKeyTellsRequestsApart(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, Key: func(r *http.Request) string { return r.Header.Get("X-Shop") }}, number())
+	a, b := s.do("/", "X-Shop: a").body, s.do("/", "X-Shop: b").body
+	if a == b || s.do("/", "X-Shop: a").body != a {
+		t.Errorf("%s, %s", a, b)
+	}
+	s.do("POST /")
+	if s.do("/", "X-Shop: a").body == a || s.do("/", "X-Shop: b").body == b {
+		t.Error("not everything was forgotten")
+	}
+}
+
+// pitfall 41: unsafe methods are never collapsed, and invalidate.
+func TestPitfall41UnsafeMethods(t *testing.T) {
+	n := number()
+	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method != "GET" && r.URL.Path == "/fails":
+			w.WriteHeader(500)
+		case r.Method == "POST":
+			w.Header().Set("Location", "/made")
+			w.Header().Set("Content-Location", "http://elsewhere.example/other")
+			w.WriteHeader(201)
+		}
+		n(w, r)
+	})
+	for _, method := range []string{"POST", "PUT", "DELETE", "PATCH", "QUUX"} {
+		for _, path := range []string{"/", "/made"} {
+			before := s.do(path).body
+			s.do(method + " /")
+			changed := s.do(path).body != before
+			if want := path == "/" || method == "POST"; changed != want {
+				t.Errorf("%s, %s: forgotten: %v", method, path, changed)
+			}
+		}
+	}
+	before := s.do("/fails").body
+	s.do("POST /fails")
+	s.is(s.do("/fails"), 200, before)
+	n0 := int(s.runs.Load())
+	s.together(10, "POST /")
+	s.ran(n0 + 10)
+}
+
+func TestPurge(t *testing.T) {
+	n := number()
+	for name, o := range map[string]middleware.Options{
+		"plain": {TTL: time.Minute}, "near": {TTL: time.Minute, Near: guard.Near{MaxEntries: 100}}, "epochs": {TTL: time.Minute, Headers: []string{"X-A"}},
+	} {
+		for _, vary := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " vary ", vary), func(t *testing.T) {
+				s := open(t, o, func(w http.ResponseWriter, r *http.Request) {
+					if vary {
+						w.Header().Set("Vary", "Accept")
+					}
+					n(w, r)
+				})
+				first := s.do("/?b=1&a=2").body
+				s.is(s.do("/?b=1&a=2"), 200, first)
+				if err := s.m.Purge(t.Context(), s.URL+"/?a=2&b=1"); err != nil {
+					t.Fatal(err)
+				}
+				second := s.do("/?b=1&a=2").body
+				if second == first {
+					t.Error("not purged")
+				}
+				s.is(s.do("/?b=1&a=2"), 200, second)
+				if err := s.m.SoftPurge(t.Context(), s.URL+"/?a=2&b=1"); err != nil {
+					t.Fatal(err)
+				}
+				if s.do("/?b=1&a=2").body == second {
+					t.Error("not purged softly")
+				}
+			})
+		}
+	}
+	s := open(t, middleware.Options{}, number())
+	for _, bad := range []string{"", "/x", "ftp://a/b", "::"} {
+		if s.m.Purge(t.Context(), bad) == nil {
+			t.Errorf("%q was purged", bad)
+		}
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	_, err := middleware.New(newStore(t), middleware.Options{
+		Name: "a:b", TTL: -1, Stale: -1, MaxBody: 65 << 20, Headers: []string{"Authorization", "bad name"},
+		Forward: []string{"Cookie"}, Rules: []middleware.Rule{{}, {Pattern: "{"}}, Via: "a b", OnWaitTimeout: 9,
+	})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, part := range []string{"name", "TTL", "Stale", "MaxBody", "Authorization", "bad name", "Forward", "Rules[0]", "Rules[1]", "Via", "OnWaitTimeout"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("nothing of %s in %v", part, err)
+		}
+	}
+	if _, err := middleware.New(nil, middleware.Options{}); err == nil {
+		t.Error("no store was accepted")
+	}
+}

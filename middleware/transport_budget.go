@@ -1,0 +1,98 @@
+package middleware
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
+)
+
+// learns is what a [budget.Budget] does beyond guard.Budget.
+type learns interface {
+	Learn(ctx context.Context, status int, header http.Header) (budget.Advice, error)
+}
+
+// call makes one call, and pays for it.
+func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*http.Response, error) {
+	if c.p.Budget == nil {
+		return t.opts.Base.RoundTrip(req)
+	}
+	cost := c.p.cost(req, nil)
+	expense, err := c.p.Budget.Spend(ctx, c.spending(ctx, cost, t.opts.FetchTimeout))
+	if err != nil {
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, err
+	}
+	resp, err := t.opts.Base.RoundTrip(req)
+	if err != nil {
+		expense.Settle(cost) // it may have got there
+		return nil, err
+	}
+	if b, ok := c.p.Budget.(learns); ok {
+		_, _ = b.Learn(ctx, resp.StatusCode, resp.Header) // with Redis away this process heeds it all the same
+	}
+	cost = c.p.cost(req, resp)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		expense.Settle(cost) // the body has to stay what it is
+		return resp, nil
+	}
+	resp.Body = &trPaid{ReadCloser: resp.Body, settle: sync.OnceFunc(func() { expense.Settle(cost) })}
+	return resp, nil
+}
+
+func (p *HostPolicy) cost(req *http.Request, resp *http.Response) int {
+	if p.Cost == nil {
+		return 1
+	}
+	return max(p.Cost(req, resp), 0)
+}
+
+func (c trCall) spending(ctx context.Context, cost int, hold time.Duration) guard.Spending {
+	s := guard.Spending{Cost: cost, Priority: c.p.Priority, MaxWait: c.p.MaxBudgetWait, MaxHold: hold}
+	if c.background {
+		s.Priority = guard.Background
+	}
+	if c.background || c.now {
+		s.MaxWait = 0
+	}
+	if end, ok := ctx.Deadline(); ok {
+		s.MaxWait = max(0, min(s.MaxWait, time.Until(end)))
+	}
+	return s
+}
+
+// trPaid is the body of a call that is over when it has ended or is closed.
+type trPaid struct {
+	io.ReadCloser
+	settle func()
+}
+
+func (b *trPaid) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.settle()
+	}
+	return n, err
+}
+
+func (b *trPaid) Close() error {
+	b.settle()
+	return b.ReadCloser.Close()
+}
+
+// retryAfterOf is how long a response says that its upstream is to be left alone:
+// by Retry-After, or as nothing is left of a quota until it is renewed.
+func retryAfterOf(h http.Header, now time.Time) (time.Duration, bool) {
+	// A 403 is not believed to mean more than it says.
+	a := budget.Advise(http.StatusForbidden, h, now)
+	if a.Pause == 0 && a.Remaining == 0 {
+		a.Pause = a.Reset
+	}
+	return a.Pause, a.Pause > 0
+}

@@ -1,0 +1,414 @@
+package middleware
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/rfc9111"
+)
+
+const (
+	// trIndexTTL is how long it is remembered what a URL's responses vary on.
+	trIndexTTL = 24 * time.Hour
+	// failurePause is how long an upstream that fails isn't asked again for what
+	// can be served stale meanwhile.
+	failurePause = time.Second
+)
+
+// fetch is the guard's fetch of a slot by this exchange. It returns when the
+// response's body is whole, or at its header if it isn't to be shared.
+func (x *trExchange) fetch(slot trSlot) func(context.Context, *guard.Fill[*page]) (*page, error) {
+	return func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+		if f.Private {
+			r, err := x.askAlone(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &page{}, x.alone(slot, r)
+		}
+		var stale, indexed *page
+		if f.Stale != nil && (*f.Stale).ix != nil {
+			indexed = *f.Stale
+		} else if f.Stale != nil {
+			stale = *f.Stale
+		}
+		r, err := x.ask(ctx, stale)
+		if err != nil {
+			return nil, x.pauseAfter(err, stale)
+		}
+		if r.renewed != nil {
+			return x.renew(ctx, slot, f, r, stale)
+		}
+		return x.receive(ctx, slot, f, r, stale, indexed)
+	}
+}
+
+// pauseAfter keeps the fleet from asking again at once while there is something to
+// serve instead.
+func (x *trExchange) pauseAfter(err error, stale *page) error {
+	var exhausted *guard.ExhaustedError
+	switch {
+	case stale == nil:
+	case errors.As(err, &exhausted):
+		if !stale.freshness.NeverStale {
+			return guard.RetryAfter(err, min(exhausted.RetryAfter, x.t.opts.MaxPause))
+		}
+	case stale.usableOnError():
+		return guard.RetryAfter(err, failurePause)
+	}
+	return err
+}
+
+// A trReply is the upstream's answer: its header, and its body on its way.
+type trReply struct {
+	d              *trDownload
+	began, arrived time.Time
+	renewed        *page // what the 304 says of the page that was asked about; nil: it is no 304
+}
+
+// ask makes the call for all who share it, about a stored page if there is one.
+// What only this client wants of it, conditions and ranges, is left out.
+func (x *trExchange) ask(ctx context.Context, stale *page) (*trReply, error) {
+	req := x.req.Clone(ctx)
+	if req.Header == nil {
+		req.Header = http.Header{}
+	}
+	rfc9111.RemoveConditions(req.Header)
+	asked := stale != nil && rfc9111.SetConditions(req.Header, stale.header)
+	if asked {
+		x.noteStale()
+	}
+	r, err := x.call(ctx, req, stale != nil && !stale.freshness.NeverStale)
+	if err != nil || !asked || r.d.resp.StatusCode != http.StatusNotModified {
+		return r, err
+	}
+	if len(rfc9111.Selected(r.d.resp.Header, stale.header)) == 0 {
+		r.d.discard() // it speaks of something else
+		return x.ask(ctx, nil)
+	}
+	r.renewed = &page{status: stale.status, header: rfc9111.Freshen(stale.header, r.d.resp.Header, x.rules)}
+	return r, nil
+}
+
+// askAlone makes the call as the client asks for it.
+func (x *trExchange) askAlone(ctx context.Context) (*trReply, error) {
+	return x.call(ctx, x.req.Clone(ctx), false)
+}
+
+// call makes it. substitute: there is something else that can be served.
+func (x *trExchange) call(ctx context.Context, req *http.Request, substitute bool) (*trReply, error) {
+	x.mu.Lock()
+	background := x.closed
+	x.mu.Unlock()
+	began := time.Now()
+	d, err := x.t.open(ctx, trCall{p: x.p, background: background, now: substitute}, req)
+	if err != nil {
+		return nil, err
+	}
+	return &trReply{d: d, began: began, arrived: time.Now()}, nil
+}
+
+// noteStale: the call is made as what is stored is stale, unless something better
+// is known.
+func (x *trExchange) noteStale() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.fwd == rfc9111.FwdURIMiss || x.fwd == rfc9111.FwdVaryMiss {
+		x.fwd = rfc9111.FwdStale
+	}
+}
+
+func (x *trExchange) forwardAs(why rfc9111.Fwd) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.fwd = why
+}
+
+func (x *trExchange) whyForwarded() rfc9111.Fwd {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.fwd
+}
+
+// A trDecision is what is to become of a response.
+type trDecision struct {
+	storable bool
+	detail   string // why not
+	page     *page  // without its body
+}
+
+// decide applies the rules for storing a response.
+func (x *trExchange) decide(status int, header http.Header, began, arrived time.Time) trDecision {
+	kept := header
+	if !x.t.opts.StoreSetCookie {
+		kept = header.Clone()
+		delete(kept, "Set-Cookie")
+		delete(kept, "Set-Cookie2")
+	}
+	resp := &rfc9111.Response{Status: status, Header: kept, RequestTime: began, ResponseTime: arrived}
+	dec := rfc9111.Store(x.asStored(), resp, x.rules)
+	names := dec.Vary
+	if len(kept["Content-Encoding"]) > 0 && len(x.req.Header["Accept-Encoding"]) > 0 && !slices.Contains(names, "Accept-Encoding") {
+		// It should have said so: who didn't ask for an encoding couldn't read it.
+		names = append(slices.Clone(names), "Accept-Encoding")
+		slices.Sort(names)
+	}
+	d := trDecision{
+		// What is private is for who is known by the key, or it would be for anybody.
+		storable: dec.For == rfc9111.Anyone || (dec.For == rfc9111.User && x.personal),
+		detail:   string(dec.Reason),
+		page: &page{
+			status: status, header: rfc9111.StoredHeader(resp, dec.Control, x.rules), freshness: dec.Freshness,
+			vary: names, variant: rfc9111.VariantKey(names, x.req),
+		},
+	}
+	if d.storable {
+		d.detail = ""
+	}
+	return d
+}
+
+// asStored is the request as the rules for storing see it. A HEAD has a key of its
+// own, so it is stored as a GET is. In a shared cache all credentials count as
+// Authorization does.
+func (x *trExchange) asStored() *http.Request {
+	req := &http.Request{Method: http.MethodGet, Header: x.req.Header}
+	if x.rules.Shared && x.personal && len(x.req.Header["Authorization"]) == 0 {
+		req.Header = x.req.Header.Clone()
+		if req.Header == nil {
+			req.Header = http.Header{}
+		}
+		req.Header.Set("Authorization", "some")
+	}
+	return req
+}
+
+// alwaysValidated reports whether a page is of no use before it was validated. It
+// is not worth waiting for then: each request has to ask for itself.
+func alwaysValidated(f rfc9111.Freshness) bool {
+	return f.NoCache || (f.Lifetime <= f.InitialAge && f.StaleWhileRevalidate == 0)
+}
+
+// keep sets the terms on which a page is stored. Its age goes on from now.
+func (x *trExchange) keep(f *guard.Fill[*page], p *page, body []byte, trailer http.Header) (*page, error) {
+	p.body, p.trailer = body, trailer
+	fresh := &p.freshness
+	past := max(fresh.StaleWhileRevalidate, fresh.StaleIfError)
+	if x.t.opts.Keep != guard.Off && rfc9111.HasValidator(p.header) {
+		past = max(past, x.t.opts.Keep)
+	}
+	f.Private, f.StaleUse = false, guard.ServeStale
+	left := fresh.Lifetime - fresh.InitialAge
+	switch {
+	case alwaysValidated(*fresh):
+		// The guard is to give it to everybody at once, for each to validate.
+		f.TTL, f.StaleFor = max(past, time.Millisecond), guard.Off
+	case fresh.StaleWhileRevalidate > 0:
+		f.TTL, f.StaleFor = max(left, time.Millisecond), past
+	case past > 0:
+		f.TTL, f.StaleFor, f.StaleUse = left, past, guard.OnlyValidate
+	default:
+		f.TTL, f.StaleFor = left, guard.Off
+	}
+	return p, nil
+}
+
+// renew stores a page that a 304 has said is good.
+func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page], r *trReply, stale *page) (*page, error) {
+	r.d.discard()
+	x.renewed(true)
+	dec := x.decide(r.renewed.status, r.renewed.header, r.began, r.arrived)
+	if dec.storable && covers(slot, dec.page.vary) {
+		return x.keep(f, dec.page, stale.body, stale.trailer)
+	}
+	f.Private = true
+	if slot.ix == nil {
+		_ = x.t.guard.Delete(context.WithoutCancel(ctx), slot.key)
+	}
+	dec.page.body, dec.page.trailer = stale.body, stale.trailer
+	return dec.page, nil
+}
+
+// covers reports whether what is kept in a slot may vary on names.
+func covers(slot trSlot, names []string) bool {
+	for _, name := range names {
+		if slot.ix == nil || !slices.Contains(slot.ix.names, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// receive decides at the header what becomes of a response that others wait for.
+func (x *trExchange) receive(ctx context.Context, slot trSlot, f *guard.Fill[*page], r *trReply, stale, indexed *page) (*page, error) {
+	resp := r.d.resp
+	x.renewed(false)
+	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
+	x.compareHead(resp)
+	pause := x.t.pauseFor(resp, r.arrived)
+	if (isFailure(resp.StatusCode) && (!dec.storable || stale != nil)) || pause > 0 {
+		return nil, x.reject(dec, r, stale, pause)
+	}
+	op := &trOpening{d: r.d, stored: dec.storable, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived}
+	if dec.storable && resp.ContentLength > int64(x.p.MaxBody) && x.method() != http.MethodHead {
+		dec.storable, op.stored, op.detail = false, false, "too-large"
+	}
+	switch {
+	case !dec.storable:
+		f.Private = true
+		x.offer(op)
+		r.d.hand()
+		return &page{}, nil
+	case !covers(slot, dec.page.vary):
+		return x.branch(ctx, slot, f, op, dec, indexed)
+	}
+	x.offer(op)
+	return x.record(f, op, dec)
+}
+
+// record keeps a response that is on its way.
+func (x *trExchange) record(f *guard.Fill[*page], op *trOpening, dec trDecision) (*page, error) {
+	d := op.d
+	whole, err := d.record(x.p.MaxBody)
+	if err != nil {
+		return nil, err
+	}
+	if !whole { // too long, or it took too long
+		f.Private = true
+		d.hand()
+		return &page{}, nil
+	}
+	dec.page.freshness.InitialAge += time.Since(op.arrived)
+	return x.keep(f, dec.page, d.buf[:len(d.buf):len(d.buf)], d.trailer())
+}
+
+// branch stores a response that varies on names which its slot doesn't know, in a
+// slot of its own, and says in the index that there are such. The lease of that
+// slot is taken before the index is known, so that who waits now waits there.
+//
+// An index is changed under the lease of the URL's own key alone, and what is stored
+// with a new one was called for under that lease: so what a Delete of the index has
+// put out of reach stays there.
+func (x *trExchange) branch(_ context.Context, slot trSlot, f *guard.Fill[*page], op *trOpening, dec trDecision, indexed *page) (*page, error) {
+	ix := &index{gen: f.IdempotencyKey, names: dec.page.vary}
+	known := slot.ix
+	if indexed != nil {
+		known = indexed.ix
+	}
+	if known != nil && covers(trSlot{ix: known}, dec.page.vary) {
+		ix = known // the variants that are there stay reachable
+	} else if known != nil {
+		ix.names = append(slices.Clone(known.names), dec.page.vary...)
+		slices.Sort(ix.names)
+		ix.names = slices.Compact(ix.names)
+	}
+	if slot.ix != nil {
+		// This call was made under the lease of an old variant, and only its client
+		// gets what it brought. The next one finds the index right.
+		op.stored, op.detail = false, "vary"
+		f.Private = true
+		x.offer(op)
+		op.d.hand()
+		x.adopt(trSlot{key: x.key}, nil, func(f *guard.Fill[*page]) (*page, error) { return keepIndex(f, ix) })
+		return &page{}, nil
+	}
+	x.offer(op)
+	x.adoptDownload(trSlot{key: x.t.keys.variant(x.key, ix, x.req), ix: ix}, op, dec)
+	return keepIndex(f, ix)
+}
+
+func keepIndex(f *guard.Fill[*page], ix *index) (*page, error) {
+	f.TTL, f.StaleFor, f.StaleUse = trIndexTTL, trIndexTTL, guard.OnlyValidate
+	return &page{ix: ix}, nil
+}
+
+// adoptDownload records what is on its way under the lease of another slot, or
+// else leaves it to its client.
+func (x *trExchange) adoptDownload(slot trSlot, op *trOpening, dec trDecision) {
+	if !x.adopt(slot, op.d, func(f *guard.Fill[*page]) (*page, error) { return x.record(f, op, dec) }) {
+		op.d.hand()
+	}
+}
+
+// alone gives the client a response that nobody waits for. If such may be stored
+// after all the requests for it come together again with the next. This one may not:
+// its call was made without a lease, so nobody knows what was deleted since.
+func (x *trExchange) alone(slot trSlot, r *trReply) error {
+	resp := r.d.resp
+	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
+	x.compareHead(resp)
+	storable := dec.storable && !isFailure(resp.StatusCode) && resp.ContentLength <= int64(x.p.MaxBody) && covers(slot, dec.page.vary)
+	x.offer(&trOpening{d: r.d, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived})
+	r.d.hand()
+	if storable && time.Since(x.came) < x.t.opts.WaitTimeout { // else it is alone as it has waited too long
+		x.t.lift(slot.key)
+	}
+	return nil
+}
+
+// lift makes a key's next call one that is made under a lease: it ends a mark, and
+// keeps a page for that call to validate. Once in a second does, as it also ends
+// such a call.
+func (t *Transport) lift(key string) {
+	t.mu.Lock()
+	now := time.Now()
+	if now.Sub(t.lifted[key]) < time.Second {
+		t.mu.Unlock()
+		return
+	}
+	if len(t.lifted) >= 1024 {
+		clear(t.lifted)
+	}
+	t.lifted[key] = now
+	t.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = t.guard.Expire(ctx, key)
+}
+
+// reject turns an answer into an error for those who wait.
+func (x *trExchange) reject(dec trDecision, r *trReply, stale *page, pause time.Duration) error {
+	resp := r.d.resp
+	rej := &trRejection{
+		status: resp.StatusCode, header: resp.Header.Clone(),
+		private: dec.detail == string(rfc9111.ReasonNoStore) || dec.detail == string(rfc9111.ReasonPrivate) || (x.rules.Shared && x.personal),
+		names:   dec.page.vary, variant: dec.page.variant,
+	}
+	err := error(rej)
+	op := &trOpening{d: r.d, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived}
+	switch {
+	case pause > 0:
+		err = guard.RetryAfter(err, pause)
+	case stale != nil && stale.usableOnError():
+		err = guard.RetryAfter(err, failurePause)
+	}
+	if stale == nil || !mayServeInstead(stale, stale.freshness.Lifetime, rfc9111.RequestControl{}, err) {
+		x.offer(op) // otherwise the client may have something better
+	}
+	whole, broken := r.d.record(x.p.MaxBody)
+	if !whole || broken != nil {
+		x.offer(op)
+		r.d.hand()
+		rej.private = true
+		return err
+	}
+	rej.body, rej.trailer = r.d.buf, r.d.trailer()
+	return err
+}
+
+// compareHead: what a HEAD says may show that what is stored for GET is old (RFC
+// 9111, 4.3.5).
+func (x *trExchange) compareHead(resp *http.Response) {
+	if x.method() != http.MethodHead || resp.StatusCode != http.StatusOK {
+		return
+	}
+	ctx := context.WithoutCancel(x.req.Context())
+	found, slot, ok := x.peek(x.getSlot())
+	if ok && !rfc9111.HeadAgrees(found.page.header, resp.Header) {
+		_ = x.t.guard.Delete(ctx, slot.key)
+	}
+}

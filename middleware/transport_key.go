@@ -1,0 +1,158 @@
+package middleware
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/stampedeguard/stampede/internal/rfc9111"
+)
+
+// A trKeyer makes the keys of requests. In the clear they have the method and the
+// host. Everything else, of which any part may be a secret (there are tokens in
+// query parameters and in paths), is in a keyed digest.
+type trKeyer struct {
+	secret   []byte
+	shared   bool            // credentials are no part of keys
+	personal map[string]bool // headers that do or don't say who asks, where that isn't for the name to tell
+}
+
+func newTrKeyer(o *TransportOptions) *trKeyer {
+	k := &trKeyer{secret: o.Secret, shared: o.Shared, personal: map[string]bool{
+		"Idempotency-Key": false, "X-Idempotency-Key": false, "User-Agent": false, "Sec-Websocket-Key": false,
+	}}
+	if len(k.secret) == 0 {
+		sum := sha256.Sum256([]byte("stampede transport without a secret: " + o.Name))
+		k.secret = sum[:]
+	}
+	for _, name := range o.Credentials {
+		k.personal[textproto.CanonicalMIMEHeaderKey(name)] = true
+	}
+	for _, name := range o.Harmless {
+		k.personal[textproto.CanonicalMIMEHeaderKey(name)] = false
+	}
+	return k
+}
+
+// trWords in a header's or query parameter's name mean that it says who asks.
+var trWords = []string{
+	"auth", "token", "secret", "apikey", "cookie", "password", "passwd", "credential", "signature", "session", "jwt", "bearer",
+}
+
+// trWholeWords do so only between hyphens, underscores or the name's ends.
+var trWholeWords = map[string]bool{
+	"key": true, "sig": true, "sid": true, "user": true, "userid": true, "account": true, "tenant": true, "org": true, "organization": true,
+	"customer": true, "identity": true, "principal": true, "subject": true, "email": true, "clientid": true,
+	"impersonate": true, "pass": true, "pwd": true,
+}
+
+// looksPersonal goes by a name, in lower case.
+func looksPersonal(name string) bool {
+	for _, w := range trWords {
+		if strings.Contains(name, w) {
+			return true
+		}
+	}
+	for w := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == '_' || r == '.' }) {
+		if trWholeWords[w] {
+			return true
+		}
+	}
+	return false
+}
+
+func (k *trKeyer) saysWho(header string) bool {
+	if says, ok := k.personal[header]; ok {
+		return says
+	}
+	return looksPersonal(strings.ToLower(header))
+}
+
+// credentials are the headers of a request that say who asks, sorted; any says
+// whether it says so anywhere, which includes its URL.
+func (k *trKeyer) credentials(req *http.Request) (headers []string, any bool) {
+	for name := range req.Header {
+		if k.saysWho(name) {
+			headers = append(headers, name)
+		}
+	}
+	slices.Sort(headers)
+	any = len(headers) > 0 || req.URL.User != nil
+	if !any && req.URL.RawQuery != "" {
+		for part := range strings.SplitSeq(req.URL.RawQuery, "&") {
+			name, _, _ := strings.Cut(part, "=")
+			if plain, err := url.QueryUnescape(name); err == nil {
+				name = plain
+			}
+			any = any || looksPersonal(strings.ToLower(name))
+		}
+	}
+	return headers, any
+}
+
+// key of a request of a method; personal is false if it says nowhere who asks.
+func (k *trKeyer) key(method string, req *http.Request, custom string) (key string, personal bool) {
+	host := trHost(req.URL)
+	parts := []string{method, req.URL.Scheme, host, req.Host}
+	if custom != "" {
+		parts = append(parts, "custom", custom)
+	} else {
+		parts = append(parts, "url", req.URL.Opaque, trPath(req.URL), req.URL.RawQuery)
+	}
+	names, personal := k.credentials(req)
+	if !k.shared {
+		for _, name := range names {
+			parts = append(parts, name)
+			parts = append(parts, req.Header[name]...)
+			parts = append(parts, "")
+		}
+		if u := req.URL.User; u != nil {
+			parts = append(parts, "userinfo", u.String())
+		}
+	}
+	return method + " " + host + " " + k.digest(parts...), personal
+}
+
+// variant is the key of a variant of what has the key, told apart by the names of
+// an index. The digest is keyed, as it may vary on credentials.
+func (k *trKeyer) variant(key string, ix *index, req *http.Request) string {
+	head := key[:strings.LastIndexByte(key, ' ')+1]
+	return head + k.digest("variant", key, ix.gen, rfc9111.VariantKey(ix.names, req))
+}
+
+// digest tells apart any two lists of strings.
+func (k *trKeyer) digest(parts ...string) string {
+	mac := hmac.New(sha256.New, k.secret)
+	var size [8]byte
+	for _, p := range parts {
+		binary.BigEndian.PutUint64(size[:], uint64(len(p)))
+		mac.Write(size[:])
+		mac.Write([]byte(p))
+	}
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// trHost is a URL's host in lower case, without the port that its scheme implies.
+func trHost(u *url.URL) string {
+	host := strings.ToLower(u.Host)
+	switch strings.ToLower(u.Scheme) {
+	case "http":
+		host = strings.TrimSuffix(host, ":80")
+	case "https":
+		host = strings.TrimSuffix(host, ":443")
+	}
+	return host
+}
+
+func trPath(u *url.URL) string {
+	if p := u.EscapedPath(); p != "" {
+		return p
+	}
+	return "/"
+}

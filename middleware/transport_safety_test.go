@@ -1,0 +1,217 @@
+package middleware_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+func TestTransportKeepsSecretsOutOfRedis(t *testing.T) {
+	open, server := redisFleet(t)
+	secrets := []string{"s3cret-bearer", "s3cret-cookie", "s3cret-apikey", "s3cret-query", "s3cret-path", "s3cret-user", "s3cret-vary", "s3cret-setcookie"}
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Authorization, X-Vary")
+		w.Header().Set("Set-Cookie", "session=s3cret-setcookie")
+		if r.URL.Query().Get("fail") != "" {
+			w.Header().Set("Retry-After", "100")
+			w.WriteHeader(429)
+		}
+		fmt.Fprint(w, "a public body")
+	})
+	rdb := server.Client()
+	defer rdb.Close()
+	ctx := context.Background()
+	heard := rdb.PSubscribe(ctx, "*")
+	defer heard.Close()
+	if _, err := heard.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	a := newTransport(t, open())
+	header := []string{
+		"Authorization", "Bearer s3cret-bearer", "Cookie", "session=s3cret-cookie", "X-Api-Key", "s3cret-apikey", "X-Vary", "s3cret-vary",
+	}
+	url := strings.Replace(v.URL, "http://", "http://me:s3cret-user@", 1) + "/bots3cret-path/x?api_key=s3cret-query"
+	first := ask(t, a, url, header...)
+	if first.Header.Get("Set-Cookie") == "" {
+		t.Error("the one who made the call gets no Set-Cookie")
+	}
+	waitStored(t, a, url, header...)
+	if ask(t, a, url, header...).Header.Get("Set-Cookie") != "" {
+		t.Error("Set-Cookie was stored")
+	}
+	ask(t, a, url+"&fail=1", header...)
+	askWith(t, a, "POST", url, header...)
+	ask(t, a, url, header...)
+	waitStored(t, a, url, header...)
+
+	check := func(where, text string) {
+		for _, s := range secrets {
+			if strings.Contains(text, s) {
+				t.Errorf("%s has %s in the clear: %.200q", where, s, text)
+			}
+		}
+	}
+	keys, err := rdb.Keys(ctx, "*").Result()
+	if err != nil || len(keys) < 3 {
+		t.Fatalf("there are the keys %q, %v", keys, err)
+	}
+	public := false
+	for _, key := range keys {
+		check("a name", key)
+		value, err := rdb.Dump(ctx, key).Result()
+		if err != nil {
+			continue // it has expired
+		}
+		check("the value of "+key, value)
+		if text, err := rdb.Get(ctx, key).Result(); err == nil {
+			check("the value of "+key, text)
+			public = public || strings.Contains(text, "a public body")
+		}
+	}
+	if !public {
+		t.Error("the body wasn't found, so that the search proves nothing")
+	}
+	for {
+		said, err := heard.ReceiveTimeout(ctx, 200*time.Millisecond)
+		if err != nil {
+			break
+		}
+		check("a message", fmt.Sprintf("%v", said))
+	}
+}
+
+func TestTransportStoresSetCookieIfToldTo(t *testing.T) {
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Set-Cookie", "a=b")
+		cacheable("hello")(w, r)
+	})
+	a := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) { o.StoreSetCookie = true })
+	for range 2 { // without credentials nobody is known whose cookie it is
+		wantCacheStatus(t, ask(t, a, v.URL), "detail=set-cookie")
+	}
+	ask(t, a, v.URL, "Authorization", "me")
+	waitStored(t, a, v.URL, "Authorization", "me")
+	if got := ask(t, a, v.URL, "Authorization", "me").Header.Get("Set-Cookie"); got != "a=b" {
+		t.Errorf("Set-Cookie is %q", got)
+	}
+}
+
+func TestTransportKeysDependOnTheSecret(t *testing.T) {
+	open := memoryFleet(t)
+	v := newVendor(t, cacheable("hello"))
+	with := func(secret string) *middleware.Transport {
+		return newTransport(t, open(), func(o *middleware.TransportOptions) { o.Secret = []byte(secret) })
+	}
+	ask(t, with("0123456789abcdef"), v.URL)
+	waitStored(t, with("0123456789abcdef"), v.URL)
+	if r := ask(t, with("0123456789abcdeF"), v.URL, "Cache-Control", "only-if-cached"); r.StatusCode != 504 {
+		t.Error("a transport with another secret finds it")
+	}
+}
+
+func TestTransportPolicies(t *testing.T) {
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.RawQuery) })
+	open := memoryFleet(t)
+	plain := newTransport(t, open())
+	for range 2 {
+		ask(t, plain, v.URL+"?q=1") // it says nothing of itself, and can't be validated
+	}
+	v.wantCalls(t, 2)
+	host := strings.TrimPrefix(v.URL, "http://")
+	policies := newTransport(t, open(), func(o *middleware.TransportOptions) {
+		o.Name = "policies"
+		o.Hosts = map[string]middleware.HostPolicy{
+			host: {TTL: time.Minute, Key: func(r *http.Request) string { return r.URL.Query().Get("q") }},
+		}
+	})
+	ask(t, policies, v.URL+"?q=2&trace=1")
+	waitStored(t, policies, v.URL+"?q=2&trace=1")
+	wantAnswer(t, ask(t, policies, v.URL+"?trace=2&q=2"), 200, "q=2&trace=1")
+	v.wantCalls(t, 3)
+	wantCacheStatus(t, ask(t, policies, v.URL), "fwd=bypass") // the key is empty
+	if err := policies.Purge(mustRequest(t, v.URL+"?q=2")); err != nil {
+		t.Error(err)
+	}
+	wantCacheStatus(t, ask(t, policies, v.URL+"?q=2"), "fwd=uri-miss")
+}
+
+func TestTransportSaysAllThatIsWrongWithItsOptions(t *testing.T) {
+	_, err := middleware.NewTransport(memoryFleet(t)(), middleware.TransportOptions{
+		Name: "a b", Secret: []byte("short"), Keep: -2, MaxPause: -1, Credentials: []string{"a b"}, Bypass: -1,
+		HostPolicy: middleware.HostPolicy{
+			TTL: -1, MaxBody: 65 << 20, Priority: 9, MaxBudgetWait: -1,
+			Retry: middleware.Retry{Max: -1, Base: 2, MaxDelay: 1, MaxElapsed: -1},
+		},
+		Hosts: map[string]middleware.HostPolicy{"*": {}, "api.example.com": {Stale: -1, StaleIfError: -1}},
+	})
+	if err == nil {
+		t.Fatal("it was accepted")
+	}
+	for _, want := range []string{
+		`name "a b"`, "Secret", "Keep", "MaxPause", "Credentials", "Bypass", " TransportOptions.TTL", "MaxBody", "Priority", "MaxBudgetWait",
+		"Retry.Max ", "Retry.MaxDelay", "Retry.MaxElapsed", `the name "*"`, `Hosts["api.example.com"].Stale `, "StaleIfError",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing is said of %s in: %v", want, err)
+		}
+	}
+	if _, err := middleware.NewTransport(nil, middleware.TransportOptions{}); err == nil {
+		t.Error("no store is fine")
+	}
+	o := middleware.TransportOptions{Keep: guard.Off, Hosts: map[string]middleware.HostPolicy{"*.example.com": {}}}
+	tr, err := middleware.NewTransport(memoryFleet(t)(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = tr.Close()
+}
+
+func TestTransportAnswersWithoutRedis(t *testing.T) {
+	open, server := redisFleet(t)
+	v := newVendor(t, cacheable("hello"))
+	a := newTransport(t, open())
+	ask(t, a, v.URL)
+	if err := server.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		wantAnswer(t, ask(t, a, v.URL), 200, "hello")
+	}
+	wantAnswer(t, askWith(t, a, "POST", v.URL), 200, "hello")
+}
+
+func TestTransportLeavesEncodingsToItsBase(t *testing.T) {
+	body := bytes.Repeat([]byte("hello "), 1000)
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+			w.Header().Set("Content-Encoding", "gzip") // and no Vary
+			_, _ = w.Write(gzipped(body))
+			return
+		}
+		_, _ = w.Write(body)
+	})
+	a := newTransport(t, memoryFleet(t)())
+	for range 2 {
+		wantAnswer(t, ask(t, a, v.URL, "Accept-Encoding", "gzip"), 200, string(gzipped(body)))
+		wantAnswer(t, ask(t, a, v.URL), 200, string(body)) // the base asks for it by itself, and undoes it
+		wantAnswer(t, ask(t, a, v.URL, "Accept-Encoding", "identity"), 200, string(body))
+	}
+}
+
+func gzipped(b []byte) []byte {
+	var buf bytes.Buffer
+	w := gzip.NewWriter(&buf)
+	_, _ = w.Write(b)
+	_ = w.Close()
+	return buf.Bytes()
+}
