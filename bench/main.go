@@ -184,15 +184,11 @@ func measure(ctx context.Context, o options, r *report.Report) error {
 	return nil
 }
 
-// turnLimit bounds what one system does in one round of a workload: a peer that
-// hangs costs no more.
-const turnLimit = 150 * time.Second
-
 func turn(ctx context.Context, b *work.Bench, w *work.Workload, s peer.System, spec *report.Workload, round int) error {
 	if err := b.Client.FlushAll(ctx).Err(); err != nil {
 		return err
 	}
-	bounded, cancel := context.WithTimeoutCause(ctx, turnLimit, fmt.Errorf("not done within %v", turnLimit))
+	bounded, cancel := context.WithTimeoutCause(ctx, w.Limit, fmt.Errorf("hangs: not done within %v", w.Limit))
 	defer cancel()
 	from, last := time.Now(), ""
 	err := w.Run(bounded, b, s, func(kase, metric string, value float64) {

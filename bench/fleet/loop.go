@@ -122,14 +122,14 @@ func (c *child) turn(ctx context.Context, workers []worker, pick func() func() s
 	start := time.Now()
 	for i := range workers {
 		wg.Go(func() {
-			next := pick()
+			next, fetch := pick(), peer.Fetch(origin.fetch)
 			w := worker{took: make([]time.Duration, 0, 1024)}
 			for ; !stop.Load(); w.ops++ {
 				var from time.Time
 				if w.ops%sampled == 0 {
 					from = time.Now()
 				}
-				if _, err := c.cache.Get(ctx, next(), origin.fetch); err != nil {
+				if _, err := c.cache.Get(ctx, next(), fetch); err != nil {
 					w.errors++
 					w.err = err.Error()
 				}

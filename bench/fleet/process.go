@@ -22,6 +22,7 @@ type Process struct {
 	done    chan Event     // answers to orders
 	fetches chan time.Time // of orders with Announce
 	ended   sync.WaitGroup
+	stderr  firstWords
 }
 
 // Start starts a child with nothing open.
@@ -40,10 +41,11 @@ func Start() (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	p := &Process{cmd: cmd, stdin: stdin, done: make(chan Event, 1), fetches: make(chan time.Time, 1<<14)}
+	cmd.Stderr = &p.stderr
 	if err := redistest.StartChild(cmd); err != nil {
 		return nil, fmt.Errorf("starting a child: %w", err)
 	}
-	p := &Process{cmd: cmd, stdin: stdin, done: make(chan Event, 1), fetches: make(chan time.Time, 1<<14)}
 	p.ended.Go(func() { p.read(stdout) })
 	return p, nil
 }
@@ -91,7 +93,7 @@ func (p *Process) Wait(ctx context.Context) (Event, error) {
 	case e, ok := <-p.done:
 		switch {
 		case !ok:
-			return e, ErrEnded
+			return e, fmt.Errorf("%w: %s", ErrEnded, p.stderr.String())
 		case e.Kind == "error":
 			return e, errors.New(e.Text)
 		}

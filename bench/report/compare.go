@@ -60,7 +60,7 @@ func (r *Report) Compare(m Metric, c *Case) (v Verdict, ok bool) {
 	a, b := v.Ours.Figures[m.Name], v.Best.Figures[m.Name]
 	overlap := a.Min() <= b.Max() && b.Min() <= a.Max()
 	switch {
-	case v.Mine == v.Theirs:
+	case math.Abs(v.Mine-v.Theirs) <= m.Floor:
 		v.Standing = Tied
 	case overlap && math.Abs(v.Ratio-1) < 0.1:
 		v.Standing = Close

@@ -30,8 +30,8 @@ func (r *Report) head(b *strings.Builder) {
 	fmt.Fprintf(b, "This page is written by `%s`; don't edit it. ", e.Command)
 	fmt.Fprintf(b, "[bench/](../bench) has the adapters, each configured as its own documentation recommends, and the workloads.\n\n")
 	fmt.Fprintf(b, "![Charts of the main rows](peers.svg)\n\n")
-	fmt.Fprintf(b, "Run on %s: %d cores (%s, %s), Redis %s over loopback on the same cores, %s. %d rounds, %s in all",
-		e.Date, e.Cores, e.OS, e.CPU, e.Redis, e.Go, e.Rounds, e.Took.Round(time.Second))
+	fmt.Fprintf(b, "Run on %s: %d cores (%s, %s), Redis %s over loopback on the same cores, %s. %s, %s in all",
+		e.Date, e.Cores, e.OS, e.CPU, e.Redis, e.Go, rounds(e.Rounds), e.Took.Round(time.Second))
 	if e.Quick {
 		b.WriteString(", quick mode: shorter and fewer cases")
 	}
@@ -163,7 +163,7 @@ func (r *Report) row(b *strings.Builder, w *Workload, c *Case, res *Result, s Sy
 		notes = append(notes, res.WhyNot)
 	}
 	if len(res.Failed) > 0 {
-		notes = append(notes, fmt.Sprintf("%d rounds failed: %s", len(res.Failed), res.Failed[0]))
+		notes = append(notes, fmt.Sprintf("%s failed: %s", rounds(len(res.Failed)), res.Failed[0]))
 	}
 	fmt.Fprintf(b, " %s |\n", strings.ReplaceAll(strings.Join(notes, "; "), "|", "\\|"))
 }
@@ -221,6 +221,13 @@ func spread(f *Figure) string {
 		return m
 	}
 	return fmt.Sprintf("%s <sub>%s–%s</sub>", m, lo, hi)
+}
+
+func rounds(n int) string {
+	if n == 1 {
+		return "1 round"
+	}
+	return strconv.Itoa(n) + " rounds"
 }
 
 // number has three digits that count.

@@ -52,6 +52,9 @@ type Metric struct {
 	Headline bool `json:",omitzero"`
 	// Open metrics are compared with all peers, and not only with the rivals.
 	Open bool `json:",omitzero"`
+	// Floor is what makes no difference to anybody: figures no further apart
+	// count as equal.
+	Floor float64 `json:",omitzero"`
 	// Limit is the system whose figure is the limit of this one; or LimitValue
 	// is the limit, called LimitName.
 	Limit      string  `json:",omitzero"`

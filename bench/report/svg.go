@@ -33,9 +33,9 @@ var panels = []panel{
 
 // Of one panel, in pixels.
 const (
-	panelWidth = 480
+	panelWidth = 520
 	labelWidth = 150
-	barsWidth  = 230
+	barsWidth  = 225
 	barHeight  = 20
 	headHeight = 52
 )
@@ -68,7 +68,7 @@ func (r *Report) SVG(w io.Writer) error {
 		height = max(height, h)
 	}
 	e := r.Env
-	foot := fmt.Sprintf("%s: %d cores, Redis %s over loopback, %s; median of %d rounds", e.Date, e.Cores, e.Redis, e.Go, e.Rounds)
+	foot := fmt.Sprintf("%s: %d cores, Redis %s over loopback, %s; median of %s", e.Date, e.Cores, e.Redis, e.Go, rounds(e.Rounds))
 	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="Stampede beside its peers: the figures are in peers.md"><style>%s</style><rect class="bg" width="100%%" height="100%%"/>%s<text class="s" x="16" y="%d">%s</text></svg>`+"\n",
 		columns*panelWidth, height+30, columns*panelWidth, height+30, style, b.String(), height+16, html.EscapeString(foot))
 	return err

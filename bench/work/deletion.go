@@ -23,6 +23,7 @@ func deletion() *Workload {
 				{Name: "stale where it was deleted or fetched", Unit: "%", Better: report.Lower, Headline: true, Open: true},
 			},
 		},
+		Limit: 30 * time.Second,
 		Takes: func(s peer.System) bool { return !s.Limit },
 		Run: func(ctx context.Context, b *Bench, s peer.System, emit Emit) error {
 			if err := runDeletion(ctx, b, s, "during a fetch", deleteMidFetch, emit); err != nil {
@@ -37,14 +38,14 @@ func deletion() *Workload {
 const oldValue, newValue = "old", "new"
 
 func runDeletion(ctx context.Context, b *Bench, s peer.System, kase string, change func(context.Context, fleet.Fleet) (own int, err error), emit Emit) error {
+	if err := b.Client.FlushAll(ctx).Err(); err != nil {
+		return err
+	}
 	f, err := fleet.StartFleet(ctx, 2, s, peer.Options{Addr: b.Server.Addr(), TTL: ttl})
 	if err != nil {
 		return err
 	}
 	defer f.Stop()
-	if err := b.Client.FlushAll(ctx).Err(); err != nil {
-		return err
-	}
 	own, err := change(ctx, f)
 	if err != nil {
 		return err

@@ -22,6 +22,7 @@ func failing() *Workload {
 				{Name: "last caller", Unit: "ms", Better: report.Lower, Headline: true},
 			},
 		},
+		Limit: time.Minute,
 		Takes: fetching,
 		Run: func(ctx context.Context, b *Bench, s peer.System, emit Emit) error {
 			f, err := fleet.StartFleet(ctx, 4, s, peer.Options{Addr: b.Server.Addr(), TTL: ttl})

@@ -23,6 +23,7 @@ func flush() *Workload {
 				{Name: "p99", Unit: "ms", Better: report.Lower},
 			},
 		},
+		Limit: 15 * time.Second,
 		Takes: fetching,
 		Run: func(ctx context.Context, b *Bench, s peer.System, emit Emit) error {
 			f, err := fleet.StartFleet(ctx, 4, s, peer.Options{Addr: b.Server.Addr(), TTL: ttl})

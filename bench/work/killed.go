@@ -25,7 +25,9 @@ func killed() *Workload {
 				{Name: "failed calls", Better: report.Lower},
 			},
 		},
-		Takes: fetching,
+		Rounds: 3,
+		Limit:  time.Minute,
+		Takes:  fetching,
 		Run: func(ctx context.Context, b *Bench, s peer.System, emit Emit) error {
 			return runKilled(ctx, b, s, takes, emit)
 		},

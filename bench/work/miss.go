@@ -25,6 +25,7 @@ func miss() *Workload {
 				{Name: "commands a call", Better: report.Lower},
 			},
 		},
+		Limit: 30 * time.Second,
 		Takes: fetching,
 		Run: func(ctx context.Context, b *Bench, s peer.System, emit Emit) error {
 			f, err := fleet.StartFleet(ctx, 1, s, peer.Options{Addr: b.Server.Addr(), TTL: ttl})

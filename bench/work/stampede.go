@@ -28,6 +28,7 @@ func stampede() *Workload {
 				{Name: "failed calls", Better: report.Lower},
 			},
 		},
+		Limit: 2 * time.Minute,
 		Takes: fetching,
 		Run:   runStampede,
 		Rival: func(_ peer.System, r *report.Result) (bool, string) {

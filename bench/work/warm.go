@@ -28,6 +28,7 @@ func warm() *Workload {
 				"CPU is the process's own, without Redis.",
 			Metrics: warmMetrics,
 		},
+		Limit: 2 * time.Minute,
 		Takes: func(s peer.System) bool { return !s.Near },
 		Run:   runWarm,
 		Rival: func(s peer.System, r *report.Result) (bool, string) {
@@ -46,6 +47,7 @@ func warmNear() *Workload {
 				"ours and rueidis's are told of changes. The best peer is the best of those that are told; the others' rows show what that costs.",
 			Metrics: warmMetrics,
 		},
+		Limit: 2 * time.Minute,
 		Takes: func(s peer.System) bool { return s.Near || s.Name == "GET (go-redis)" },
 		Run:   runWarm,
 		Rival: func(s peer.System, _ *report.Result) (bool, string) {

@@ -27,6 +27,7 @@ type Bench struct {
 type Workload struct {
 	Spec   report.Workload
 	Rounds int                    // at most; 0 is as many as asked for
+	Limit  time.Duration          // of a turn: a peer that hangs costs no more
 	Takes  func(peer.System) bool // which systems can do it
 	// Run emits what it measures. It may have emitted some when it fails.
 	Run func(ctx context.Context, b *Bench, s peer.System, emit Emit) error
