@@ -86,7 +86,46 @@ func run(ctx context.Context, args []string) error {
 			return err
 		}
 	}
+	refresh(r)
 	return write(o, r)
+}
+
+// refresh takes the words and the judgement of each workload from the code, so
+// that figures measured before are drawn as they would be now.
+func refresh(r *report.Report) {
+	r.Missing = peer.Missing
+	for i, old := range r.Systems {
+		if s, err := peer.Named(old.Name); err == nil {
+			r.Systems[i] = describe(s)
+			r.Systems[i].Version = old.Version // of when it was measured
+		}
+	}
+	for _, w := range work.All() {
+		for _, spec := range r.Workloads {
+			if spec.Name == w.Spec.Name {
+				spec.Title, spec.About, spec.Metrics = w.Spec.Title, w.Spec.About, w.Spec.Metrics
+				judge(w, spec)
+			}
+		}
+	}
+}
+
+// judge says which peers did what was asked.
+func judge(w *work.Workload, spec *report.Workload) {
+	for _, c := range spec.Cases {
+		for _, r := range c.Results {
+			r.Rival, r.WhyNot = false, ""
+			s, err := peer.Named(r.System)
+			if err != nil || s.Ours {
+				continue
+			}
+			if rival, why := w.Rival(s, r); rival {
+				r.Rival = true
+			} else {
+				r.WhyNot = why
+			}
+		}
+	}
 }
 
 func list() error {
@@ -168,9 +207,6 @@ func measure(ctx context.Context, o options, r *report.Report) error {
 			}
 		}
 	}
-	for i, w := range works {
-		judge(w, specs[i], systems)
-	}
 	if growth {
 		fmt.Fprintln(os.Stderr, growthName)
 		if r.Growth, err = work.Growth(ctx, b, min(o.rounds, 3)); err != nil {
@@ -179,8 +215,11 @@ func measure(ctx context.Context, o options, r *report.Report) error {
 	}
 	env.Took = time.Since(began)
 	r.Env = env
-	r.Missing = peer.Missing
-	r.Merge(specs, describe(systems))
+	var described []report.System
+	for _, s := range systems {
+		described = append(described, describe(s))
+	}
+	r.Merge(specs, described)
 	return nil
 }
 
@@ -207,33 +246,11 @@ func turn(ctx context.Context, b *work.Bench, w *work.Workload, s peer.System, s
 	return nil
 }
 
-// judge says which peers did what was asked.
-func judge(w *work.Workload, spec *report.Workload, systems []peer.System) {
-	for _, s := range systems {
-		for _, c := range spec.Cases {
-			for _, r := range c.Results {
-				if r.System != s.Name {
-					continue
-				}
-				if rival, why := w.Rival(s, r); rival {
-					r.Rival = true
-				} else if !s.Ours {
-					r.WhyNot = why
-				}
-			}
-		}
+func describe(s peer.System) report.System {
+	return report.System{
+		Name: s.Name, Version: s.Version(), Link: s.Link, Note: s.Note,
+		Ours: s.Ours, Limit: s.Limit, Near: s.Near, Fleet: s.Fleet,
 	}
-}
-
-func describe(systems []peer.System) []report.System {
-	var all []report.System
-	for _, s := range systems {
-		all = append(all, report.System{
-			Name: s.Name, Version: s.Version(), Link: s.Link, Note: s.Note,
-			Ours: s.Ours, Limit: s.Limit, Near: s.Near, Fleet: s.Fleet,
-		})
-	}
-	return all
 }
 
 func write(o options, r *report.Report) error {

@@ -7,7 +7,9 @@ import (
 )
 
 // The README's capacity, shards and eviction, and its early refreshes, whose
-// times are for the user to choose by the TTL: from six to eight tenths of it.
+// times are for the user to choose by the TTL: from six to eight tenths of it,
+// and not again for half of it, as a shorter base of the retries would start a
+// second refresh while a slow first one runs.
 // A caller waits for the refresh only when the TTL is over.
 func sturdyCache() System {
 	return System{
@@ -16,7 +18,7 @@ func sturdyCache() System {
 		Note: "in memory only, with early refreshes: asks no Redis, fetches once for each process",
 		Open: func(o Options) (Cache, error) {
 			return &sturdy{sturdyc.New[string](10_000, 10, o.TTL, 10,
-				sturdyc.WithEarlyRefreshes(o.TTL*6/10, o.TTL*8/10, o.TTL, o.TTL/100))}, nil
+				sturdyc.WithEarlyRefreshes(o.TTL*6/10, o.TTL*8/10, o.TTL, o.TTL/2))}, nil
 		},
 	}
 }

@@ -109,7 +109,7 @@ func (r *Report) workload(b *strings.Builder, w *Workload) {
 			head += " " + unit(m) + " |"
 			rule += "--:|"
 			if m.Headline && m.Better != Neither {
-				head += " : best |"
+				head += " : best peer |"
 				rule += "--:|"
 				if m.Limit != "" || m.LimitValue > 0 {
 					head += " : limit |"
@@ -235,13 +235,22 @@ func number(v float64) string {
 	switch a := math.Abs(v); {
 	case math.IsNaN(v) || math.IsInf(v, 0):
 		return "—"
-	case a >= 9_950_000:
-		return strconv.FormatFloat(v/1e6, 'f', 1, 64) + " M"
-	case a >= 9_950:
-		return strconv.FormatFloat(v/1e3, 'f', 0, 64) + " k"
-	case a >= 100 || a == math.Trunc(a):
+	case a >= 1e6:
+		return significant(v/1e6) + " M"
+	case a >= 1e4:
+		return significant(v/1e3) + " k"
+	case a == math.Trunc(a):
 		return strconv.FormatFloat(v, 'f', 0, 64)
-	case a >= 10:
+	default:
+		return significant(v)
+	}
+}
+
+func significant(v float64) string {
+	switch a := math.Abs(v); {
+	case a >= 99.95:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case a >= 9.995:
 		return strconv.FormatFloat(v, 'f', 1, 64)
 	default:
 		return strconv.FormatFloat(v, 'f', 2, 64)

@@ -19,7 +19,8 @@ func stampede() *Workload {
 		Spec: report.Workload{
 			Name: "stampede", Title: "Stampede",
 			About: "One cold key, asked for by all callers of all processes at once; the fetch takes 130 ms; 1 KiB. " +
-				"“Last caller” is when the last of all callers in all processes had the value, from the end of the first fetch.",
+				"“Last caller” is when the last of all callers in all processes had the value, from the end of the first fetch. " +
+				"Commands are all that the server executed: a script counts as itself and as what it runs.",
 			Metrics: []report.Metric{
 				{Name: "fetches", Better: report.Lower, Headline: true, Open: true, LimitValue: 1, LimitName: "one"},
 				{Name: "last caller", Unit: "ms", Better: report.Lower, Headline: true, LimitValue: ms(fetchTakes), LimitName: "fetch"},
