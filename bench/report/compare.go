@@ -20,7 +20,7 @@ type Verdict struct {
 // A Standing is how a row ended.
 type Standing string
 
-// Standings. A difference within the spread of both is no victory.
+// Standings. Where each median is within the other's rounds, nobody has won.
 const (
 	First Standing = "first"
 	Tied  Standing = "tied"
@@ -58,11 +58,10 @@ func (r *Report) Compare(m Metric, c *Case) (v Verdict, ok bool) {
 	}
 	v.Ratio = ratio(v.Mine, v.Theirs)
 	a, b := v.Ours.Figures[m.Name], v.Best.Figures[m.Name]
-	overlap := a.Min() <= b.Max() && b.Min() <= a.Max()
 	switch {
 	case math.Abs(v.Mine-v.Theirs) <= m.Floor:
 		v.Standing = Tied
-	case overlap && math.Abs(v.Ratio-1) < 0.1:
+	case b.spans(v.Mine) && a.spans(v.Theirs):
 		v.Standing = Close
 	case better(m, v.Mine, v.Theirs):
 		v.Standing = First

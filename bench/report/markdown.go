@@ -79,7 +79,7 @@ func (r *Report) summary(b *strings.Builder) {
 	for _, s := range []Standing{First, Tied, Close, Alone, Loses} {
 		fmt.Fprintf(b, "%s: %d. ", s, counts[s])
 	}
-	b.WriteString("\n\n“Alone” means that no peer did what was asked; “within the spread”, that the medians differ by less than a tenth and the rounds overlap.\n\n")
+	b.WriteString("\n\n“Alone” means that no peer did what was asked; “within the spread”, that each median is among the other's rounds.\n\n")
 }
 
 func (r *Report) systems(b *strings.Builder) {

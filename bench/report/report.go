@@ -101,6 +101,8 @@ func (f *Figure) Min() float64 { return slices.Min(f.Samples) }
 // Max of the samples.
 func (f *Figure) Max() float64 { return slices.Max(f.Samples) }
 
+func (f *Figure) spans(v float64) bool { return f.Min() <= v && v <= f.Max() }
+
 // Median returns the middle of the samples, or the mean of the two in the
 // middle; 0 of none.
 func Median(samples []float64) float64 {

@@ -28,9 +28,10 @@ func warm() *Workload {
 				"CPU is the process's own, without Redis.",
 			Metrics: warmMetrics,
 		},
-		Limit: 2 * time.Minute,
-		Takes: func(s peer.System) bool { return !s.Near },
-		Run:   runWarm,
+		Rounds: 4,
+		Limit:  2 * time.Minute,
+		Takes:  func(s peer.System) bool { return !s.Near },
+		Run:    runWarm,
 		Rival: func(s peer.System, r *report.Result) (bool, string) {
 			return s.Name != "GET (go-redis)", "" // rueidis's bare Do is a rival here, as the strongest there is
 		},
@@ -47,9 +48,10 @@ func warmNear() *Workload {
 				"ours and rueidis's are told of changes. The best peer is the best of those that are told; the others' rows show what that costs.",
 			Metrics: warmMetrics,
 		},
-		Limit: 2 * time.Minute,
-		Takes: func(s peer.System) bool { return s.Near || s.Name == "GET (go-redis)" },
-		Run:   runWarm,
+		Rounds: 4,
+		Limit:  2 * time.Minute,
+		Takes:  func(s peer.System) bool { return s.Near || s.Name == "GET (go-redis)" },
+		Run:    runWarm,
 		Rival: func(s peer.System, _ *report.Result) (bool, string) {
 			if s.Limit {
 				return false, ""
