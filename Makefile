@@ -7,10 +7,10 @@ TESTFLAGS ?=
 
 TOOL = $(GO) tool -modfile=internal/tools/go.mod
 
-.PHONY: help deps test lint fmt bench fuzz chaos
+.PHONY: help deps test lint fmt bench bench-peers fuzz chaos
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 
 deps: ## fetch modules; install redis-server (and a C compiler) if missing
 	@.ci/deps
@@ -22,6 +22,7 @@ test: deps ## run all tests under the race detector, against real servers
 
 lint: ## golangci-lint (.golangci.yml), then govulncheck where its database is in reach
 	$(TOOL) golangci-lint run ./...
+	cd bench && $(GO) tool -modfile=../internal/tools/go.mod golangci-lint run --config ../.golangci.yml ./...
 	@.ci/vulncheck
 
 fmt: ## format all Go files
@@ -29,6 +30,12 @@ fmt: ## format all Go files
 
 bench: deps ## run the benchmarks of the root package
 	$(GO) test -run '^$$' -bench . -benchmem .
+
+# A run of everything, about 25 minutes; bench/README.md has shorter ones.
+PEERS ?=
+
+bench-peers: deps ## measure this library beside its peers; writes docs/peers.md and docs/peers.svg
+	cd bench && $(GO) run . -as 'make bench-peers' -json results.json -md ../docs/peers.md -svg ../docs/peers.svg $(PEERS)
 
 fuzz: deps ## run each fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) .ci/fuzz
