@@ -516,6 +516,9 @@ func (m *many) settle(all []*wanted) {
 
 // refresh is engine.refresh for many: one batch in the background.
 func (m *many) refresh(stale []*wanted) {
+	if m.policy.Budget != nil && m.policy.Budget.Exhausted(Background) {
+		return
+	}
 	var b *batch
 	var joined []*flight
 	for _, w := range stale {
