@@ -237,7 +237,7 @@ func (b *batch) ask(asked []*member) (won, away []*member) {
 		m.moment = moment
 		ask := m.ask
 		// The last fetch starts when those before it have ended.
-		ask.RenewFor *= fetches
+		ask.RenewFor = min(ask.RenewFor, cache.MaxTTL/fetches) * fetches
 		ask.Window += ask.RenewFor - m.ask.RenewFor
 		requests[i] = cache.Request{Key: b.storeKey(m.call.key), Ask: ask}
 	}
