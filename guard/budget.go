@@ -257,9 +257,9 @@ func withinDeadline(d time.Duration, ctx context.Context) time.Duration {
 	return d
 }
 
-// lone reports whether the flight has one caller at the most.
+// lone reports whether the flight's first caller is there, and nobody else.
 func (fs *flights) lone(f *flight) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	return f.before+f.after <= 1
+	return f.before+f.after == 1 && !f.firstLeft
 }
