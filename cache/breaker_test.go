@@ -62,6 +62,7 @@ func (p *pause) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 type changes struct {
 	mu             sync.Mutex
 	opened, closed []time.Time
+	store          cache.Store
 }
 
 func (c *changes) Observe(e cache.Event) {
@@ -93,6 +94,7 @@ func underLoad(t *testing.T, readers, acquirers int, test func(t *testing.T, p *
 			if err != nil {
 				t.Fatal(err)
 			}
+			c.store = s
 			time.Sleep(time.Second) // until the subscription is live
 			var (
 				stop     atomic.Bool
@@ -192,4 +194,21 @@ func TestBreakerStaysClosedWhileRedisIsSlow(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Who reads many keys has more time, and need not wait for its end.
+func TestReadManyIsToldWhenTheBreakerOpens(t *testing.T) {
+	underLoad(t, 1, 0, func(t *testing.T, p *pause, c *changes, _ *atomic.Int64) {
+		p.begin(5 * time.Second)
+		start := time.Now()
+		for _, r := range c.store.ReadMany(t.Context(), make([]string, 2000)) {
+			if !errors.Is(r.Err, cache.ErrUnavailable) {
+				t.Fatalf("%+v", r)
+			}
+		}
+		if took := time.Since(start); took > 600*time.Millisecond {
+			t.Errorf("it took %v, and the breaker opens after two timeouts of 250ms", took)
+		}
+		time.Sleep(10 * time.Second) // until the client has given up, too
+	})
 }

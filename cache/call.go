@@ -17,11 +17,24 @@ func (s *Redis) do(ctx context.Context, n *node, op string, fn func(context.Cont
 
 // doWithin is do with a bound of its own.
 func (s *Redis) doWithin(ctx context.Context, n *node, op string, d time.Duration, fn func(context.Context) error) error {
+	return s.doUntil(ctx, n, op, d, nil, fn)
+}
+
+// readWithin is doWithin for what changes nothing: it is given up as soon as the
+// node is known to be away.
+func (s *Redis) readWithin(ctx context.Context, n *node, d time.Duration, fn func(context.Context) error) error {
+	if !n.breaker.allow() {
+		return errBreakerOpen
+	}
+	return s.doUntil(ctx, n, "read", d, n.breaker.away(), fn)
+}
+
+func (s *Redis) doUntil(ctx context.Context, n *node, op string, d time.Duration, away <-chan struct{}, fn func(context.Context) error) error {
 	if !n.breaker.allow() {
 		return errBreakerOpen
 	}
 	after := n.breaker.sent()
-	err := s.boundedBy(ctx, n, op, d, fn)
+	err := s.boundedBy(ctx, n, op, d, away, fn)
 	switch {
 	case err == nil:
 		n.breaker.succeeded()
@@ -33,10 +46,10 @@ func (s *Redis) doWithin(ctx context.Context, n *node, op string, d time.Duratio
 
 // bounded is do without the breaker.
 func (s *Redis) bounded(ctx context.Context, n *node, op string, fn func(context.Context) error) error {
-	return s.boundedBy(ctx, n, op, s.opts.RedisTimeout, fn)
+	return s.boundedBy(ctx, n, op, s.opts.RedisTimeout, nil, fn)
 }
 
-func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Duration, fn func(context.Context) error) error {
+func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Duration, away <-chan struct{}, fn func(context.Context) error) error {
 	if err := ended(ctx); err != nil {
 		return fmt.Errorf("%w: %w", errEndedBefore, err)
 	}
@@ -46,6 +59,8 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 	case n.slots <- struct{}{}:
 	case <-timer.C:
 		return errBusy
+	case <-away:
+		return errBreakerOpen
 	case <-ctx.Done():
 		return ended(ctx)
 	}
@@ -66,6 +81,8 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 		return classify(op, err)
 	case <-timer.C:
 		return errTimeout
+	case <-away:
+		return errBreakerOpen
 	case <-ctx.Done():
 		return ended(ctx)
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -339,5 +340,60 @@ func TestManyKeysOfADeadRedisFailAtOnce(t *testing.T) {
 	}
 	if err := proxy.Restore(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// taggedFills makes fills of returns that carry two tags each, which nothing else
+// carries.
+func taggedFills(t *testing.T, s cache.Store, returns []cache.Return) {
+	t.Helper()
+	stamp, err := s.Stamp(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range returns {
+		e := entryOf("v", time.Minute)
+		e.Stamp, e.Tags = stamp, []string{fmt.Sprint("a", i), fmt.Sprint("b", i)}
+		returns[i].Entry = e
+	}
+}
+
+// So may their tags, to be tied and to be looked up.
+func TestTagsOfManyKeysHaveMoreTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := redistest.RunEmbeddedInMemory(t).Client()
+		h := &trips{}
+		client.AddHook(h)
+		s, err := cache.NewRedis(client, cache.Options{Namespace: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		time.Sleep(time.Second) // until the subscription is live
+		h.set(func(cmds []redis.Cmder) { time.Sleep(time.Duration(len(cmds)) * 200 * time.Microsecond) })
+		keys, requests, _ := requestsFor(1500)
+		returns := acquired(t, s.AcquireMany(t.Context(), requests))
+		taggedFills(t, s, returns)
+		stored(t, s.ReturnMany(t.Context(), returns))
+		for _, r := range s.ReadMany(t.Context(), keys) {
+			if r.Err != nil || !r.Reading.Fresh() {
+				t.Fatalf("%+v", r)
+			}
+		}
+	})
+}
+
+func TestScriptsOfTagsThatWereFlushedAreSentAgainInPipelines(t *testing.T) {
+	s, h, admin := tripped(t)
+	_, requests, _ := requestsFor(500)
+	returns := acquired(t, s.AcquireMany(t.Context(), requests))
+	taggedFills(t, s, returns)
+	if err := admin.ScriptFlush(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	n := h.n.Load()
+	stored(t, s.ReturnMany(t.Context(), returns))
+	if got := h.since(&n); got > 8 {
+		t.Errorf("%d round trips", got)
 	}
 }

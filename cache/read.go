@@ -225,12 +225,13 @@ func (b *batcher) replace() {
 	}
 }
 
-// carryOut sends one batch and settles it, after RedisTimeout at the latest. It
+// carryOut sends one batch and settles it, after manyTimeout at the latest. It
 // answers false if that came first. What do is for a single call, this is for
 // batches, without a goroutine for each.
 func (b *batcher) carryOut(bt *batch) bool {
 	after := b.n.breaker.sent()
-	ctx, cancel := context.WithTimeout(b.s.ctx, b.s.opts.RedisTimeout)
+	// Reads of many keys may look up the records of very many tags at once.
+	ctx, cancel := context.WithTimeout(b.s.ctx, b.s.manyTimeout(len(bt.records.names)))
 	defer cancel()
 	inTime := context.AfterFunc(ctx, func() {
 		if bt.settle(nil, errTimeout) {

@@ -143,7 +143,7 @@ func (s *Redis) readRest(ctx context.Context, n *node, names []string, rest []in
 	}
 	answers := make(chan []readResult, 1)
 	sent := time.Now()
-	err := s.doWithin(ctx, n, "read", s.manyTimeout(len(rest)), func(ctx context.Context) error {
+	err := s.readWithin(ctx, n, s.manyTimeout(len(rest)), func(ctx context.Context) error {
 		read, err := n.reads.pipeline(ctx, bt)
 		answers <- read
 		return err
@@ -182,7 +182,7 @@ func (s *Redis) values(ctx context.Context, n *node, names []string, part []int)
 			read = s.mget
 		}
 		answers := make(chan found, 1)
-		err := s.doWithin(ctx, n, "read", s.manyTimeout(len(part)), func(ctx context.Context) error {
+		err := s.readWithin(ctx, n, s.manyTimeout(len(part)), func(ctx context.Context) error {
 			f, err := read(ctx, names, part)
 			answers <- f
 			return err

@@ -5,9 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/internal/hooks"
 )
@@ -284,32 +283,32 @@ func (s *Redis) runAll(ctx context.Context, op string, sc *script, calls []scrip
 	return answers
 }
 
-// runOn is runAll on one node.
+// runOn is runAll on one node: one pipeline for every 2000 calls.
 func (s *Redis) runOn(ctx context.Context, n *node, op string, sc *script, calls []scriptCall) []scriptAnswer {
+	answers := make([]scriptAnswer, 0, len(calls))
+	for part := range slices.Chunk(calls, manyKeys) {
+		answers = append(answers, s.runPart(ctx, n, op, sc, part)...)
+	}
+	return answers
+}
+
+func (s *Redis) runPart(ctx context.Context, n *node, op string, sc *script, calls []scriptCall) []scriptAnswer {
+	invs := make([]invocation, len(calls))
+	for i, c := range calls {
+		invs[i] = invocation{sc, c.keys, c.args}
+	}
 	answered := make(chan []scriptAnswer, 1)
-	err := s.do(ctx, n, op, func(ctx context.Context) error {
+	err := s.doWithin(ctx, n, op, s.manyTimeout(len(calls)), func(ctx context.Context) error {
+		replies, err := s.runMany(ctx, invs)
 		answers := make([]scriptAnswer, len(calls))
-		cmds := make([]once, len(calls))
-		_, _ = s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for i, c := range calls {
-				cmds[i] = sc.evalsha(ctx, c.keys, c.args)
-				_ = p.Process(ctx, cmds[i])
-			}
-			return nil
-		})
-		var failed error
-		for i, cmd := range cmds {
-			reply, err := cmd.Result()
-			if redis.HasErrorPrefix(err, "NOSCRIPT") {
-				reply, err = sc.run(ctx, s.client, calls[i].keys, calls[i].args...)
-			}
-			answers[i] = scriptAnswer{reply, classify(op, err)}
-			if err != nil {
-				failed = err
+		for i, r := range replies {
+			answers[i] = scriptAnswer{r.value, classify(op, r.err)}
+			if r.err != nil {
+				err = r.err
 			}
 		}
 		answered <- answers
-		return failed
+		return err
 	})
 	select {
 	case answers := <-answered:

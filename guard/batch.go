@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -237,7 +238,7 @@ func (b *batch) ask(asked []*member) (won, away []*member) {
 		m.moment = moment
 		ask := m.ask
 		// The last fetch starts when those before it have ended.
-		ask.RenewFor *= fetches
+		ask.RenewFor = min(ask.RenewFor, cache.MaxTTL/fetches) * fetches
 		ask.Window += ask.RenewFor - m.ask.RenewFor
 		requests[i] = cache.Request{Key: b.storeKey(m.call.key), Ask: ask}
 	}
@@ -299,14 +300,54 @@ func (b *batch) lead(won []*member) {
 	}
 }
 
-// leadPart fetches once and gives the leases back with the outcomes.
+// leadPart pays for one fetch, makes it, and gives the leases back with the
+// outcomes.
 func (b *batch) leadPart(p *part, keys *fetchKeys) {
-	var live, gone []*member
+	live := b.letGo(p.members)
+	if len(live) == 0 {
+		return
+	}
+	var paid fill
+	refused := b.affordMany(b.ctx, live[0].call.key, b.spending(live), &paid, p.unwanted, func() bool { return b.deserted(live) })
+	if live = b.letGo(live); len(live) == 0 {
+		if paid.expense != nil {
+			paid.expense.Settle(0)
+		}
+		return
+	}
+	ends := make([]ending, len(live))
+	if refused != nil {
+		r := fetched{err: refused, lost: errors.Is(refused, errNotWanted)}
+		for i, m := range live {
+			ends[i] = m.ending(m.lease, b.tick(), r)
+		}
+		b.giveBackMany(live, ends)
+		return
+	}
+	stamp, stampErr := b.stamp(live)
+	evs := make([]Event, len(live))
+	starts := make([]uint64, len(live))
+	for i, m := range live {
+		evs[i] = Event{Key: m.call.key, Token: m.lease.Token, Attempt: m.lease.Attempt}
+		starts[i] = m.fs.fetching(m.f, m.tick)
+	}
+	rs := b.runFetchMany(b.ctx, b.fetch, keys, evs, paid, p.unwanted)
+	for i, m := range live {
+		rs[i].stamp, rs[i].stampErr = stamp, stampErr
+		m.withStale(&rs[i])
+		ends[i] = m.ending(m.lease, starts[i], rs[i])
+	}
+	b.giveBackMany(live, ends)
+}
+
+// letGo releases the leases that were lost before their fetch began: who waits
+// asks again. It returns the others' members.
+func (b *batch) letGo(members []*member) (live []*member) {
+	var gone []*member
 	var ends []ending
-	for _, m := range p.members {
+	for _, m := range members {
 		select {
 		case <-m.lease.Lost():
-			// Before its fetch began: who waits asks again.
 			m.drop()
 			gone = append(gone, m)
 			ends = append(ends, ending{back: cache.Return{Lease: m.lease}, o: goRound()})
@@ -317,24 +358,12 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	if len(gone) > 0 {
 		b.giveBackMany(gone, ends)
 	}
-	if len(live) == 0 {
-		return
-	}
-	stamp, stampErr := b.stamp(live)
-	evs := make([]Event, len(live))
-	starts := make([]uint64, len(live))
-	for i, m := range live {
-		evs[i] = Event{Key: m.call.key, Token: m.lease.Token, Attempt: m.lease.Attempt}
-		starts[i] = m.fs.fetching(m.f, m.tick)
-	}
-	rs := b.runFetchMany(b.ctx, b.fetch, keys, evs, b.spending(live), p.unwanted)
-	ends = make([]ending, len(live))
-	for i, m := range live {
-		rs[i].stamp, rs[i].stampErr = stamp, stampErr
-		m.withStale(&rs[i])
-		ends[i] = m.ending(m.lease, starts[i], rs[i])
-	}
-	b.giveBackMany(live, ends)
+	return live
+}
+
+// deserted reports whether nobody waits for any of the members.
+func (b *batch) deserted(members []*member) bool {
+	return !slices.ContainsFunc(members, func(m *member) bool { return !b.fs.deserted(m.f) })
 }
 
 // stamp is that of a pursuit, for all members.
@@ -349,17 +378,20 @@ func (b *batch) stamp(members []*member) (cache.Stamp, error) {
 
 // spending is what one call of the fetch takes from the budget: as much as the
 // fetch of one key, as it is one call of the upstream. It waits if one of its keys
-// has callers who have nothing stale to live on.
+// has callers who have nothing stale to live on; but no longer than the batch's
+// own caller does, if there is no other.
 func (b *batch) spending(members []*member) Spending {
 	s := Spending{Cost: b.policy.Cost, Priority: Background}
 	if b.fs == &b.refreshes {
 		return s
 	}
 	s.Priority = b.policy.Priority
-	for _, m := range members {
-		if !servableIfError(m.known, 0) {
-			s.MaxWait = b.policy.MaxBudgetWait
-		}
+	if !slices.ContainsFunc(members, func(m *member) bool { return !m.livesOnStale() }) {
+		return s
+	}
+	s.MaxWait = b.policy.MaxBudgetWait
+	if !slices.ContainsFunc(members, func(m *member) bool { return !b.fs.lone(m.f) }) {
+		s.MaxWait = withinDeadline(s.MaxWait, members[0].call.ctx)
 	}
 	return s
 }
@@ -451,13 +483,20 @@ func (b *batch) fetchHere(members []*member, source Source) {
 	for turn := 0; len(members) > 0; turn++ {
 		now := members[:min(len(members), b.policy.MaxBatch)]
 		members = members[len(now):]
+		var paid fill
+		if err := b.affordMany(ctx, now[0].call.key, b.spending(now), &paid, nil, func() bool { return b.deserted(now) }); err != nil {
+			for _, m := range now {
+				m.answer(m.unaffordable(nil, err))
+			}
+			continue
+		}
 		evs := make([]Event, len(now))
 		starts := make([]uint64, len(now))
 		for i, m := range now {
 			evs[i] = Event{Key: m.call.key, Attempt: 1}
 			starts[i] = m.fs.fetching(m.f, m.tick)
 		}
-		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, b.spending(now), nil)
+		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, paid, nil)
 		for i, m := range now {
 			m.withStale(&rs[i])
 			m.answer(m.fetchedHere(rs[i], &rs[i].fill, starts[i], source))

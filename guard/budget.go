@@ -99,10 +99,13 @@ func (p *pursuit) afford(f *fill, lease *cache.Lease) error {
 		return nil
 	}
 	s := Spending{Cost: p.policy.Cost, Priority: p.policy.Priority, MaxWait: p.policy.MaxBudgetWait}
+	if s.MaxWait > 0 && p.livesOnStale() {
+		p.recheck()
+	}
 	switch {
 	case p.background:
 		s.Priority, s.MaxWait = Background, 0
-	case servableIfError(p.known, 0):
+	case p.livesOnStale():
 		s.MaxWait = 0
 	case p.fs.lone(p.f):
 		s.MaxWait = withinDeadline(s.MaxWait, p.call.ctx)
@@ -115,6 +118,12 @@ func (p *pursuit) afford(f *fill, lease *cache.Lease) error {
 		defer func() { cancel(nil); <-watching }()
 	}
 	return p.spend(ctx, p.call.key, s, f)
+}
+
+// livesOnStale reports whether the flight's callers have a stale value to live on
+// if its budget is exhausted.
+func (p *pursuit) livesOnStale() bool {
+	return !p.call.force && p.policy.StaleIfError > 0 && servableIfError(p.known, 0) && p.maskable(&ExhaustedError{})
 }
 
 // maxDoomed is how many flights may ask for a lease though it is known that they
@@ -178,21 +187,33 @@ func (e *engine) affordAlone(ctx context.Context, key string, f *fill) error {
 	}, f)
 }
 
-// affordMany is afford for one call of a fetch of many keys, one of which is named.
-func (e *engine) affordMany(ctx context.Context, key string, s Spending, f *fill, unwanted <-chan struct{}) error {
+// affordMany is afford for one call of a fetch of many keys, one of which is
+// named. The wait ends when unwanted is closed, or deserted says so (nil: never).
+func (e *engine) affordMany(ctx context.Context, key string, s Spending, f *fill, unwanted <-chan struct{}, deserted func() bool) error {
 	if e.policy.Budget == nil {
 		return nil
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if s.MaxWait > 0 && unwanted != nil {
+	if s.MaxWait > 0 {
 		watching := make(chan struct{})
 		go func() {
 			defer close(watching)
-			select {
-			case <-unwanted:
-				cancel(errNotWanted)
-			case <-ctx.Done():
+			look := time.NewTicker(desertedEvery)
+			defer look.Stop()
+			for {
+				select {
+				case <-unwanted:
+					cancel(errNotWanted)
+					return
+				case <-look.C:
+					if deserted != nil && deserted() {
+						cancel(errNotWanted)
+						return
+					}
+				case <-ctx.Done():
+					return
+				}
 			}
 		}()
 		defer func() { cancel(nil); <-watching }()
@@ -207,7 +228,7 @@ func (e *engine) spend(ctx context.Context, key string, s Spending, f *fill) err
 	waited := time.Since(start)
 	if err == nil {
 		f.cost, f.expense = s.Cost, expense
-		if waited >= time.Millisecond {
+		if f.waited = waited >= time.Millisecond; f.waited {
 			e.observe(Event{Kind: cache.BudgetWaited, Key: key, Duration: waited})
 		}
 		return nil
@@ -257,9 +278,9 @@ func withinDeadline(d time.Duration, ctx context.Context) time.Duration {
 	return d
 }
 
-// lone reports whether the flight has one caller at the most.
+// lone reports whether the flight's first caller is there, and nobody else.
 func (fs *flights) lone(f *flight) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	return f.before+f.after <= 1
+	return f.before+f.after == 1 && !f.firstLeft
 }

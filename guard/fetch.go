@@ -127,13 +127,18 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 		ev.Kind = cache.LeaseTakenOver
 	}
 	p.observe(ev)
+	var paid fill
+	if err := p.afford(&paid, lease); err != nil {
+		return p.unaffordable(lease, err)
+	}
+	if paid.waited {
+		p.stamping = nil // what was deleted meanwhile would spoil the fetch
+	}
 	stamp, stampErr := p.stamp()
 	p.recheck()
 	f := p.newFill()
 	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
-	if err := p.afford(f, lease); err != nil {
-		return p.unaffordable(lease, err)
-	}
+	f.cost, f.expense = paid.cost, paid.expense
 	start := p.fs.fetching(p.f, p.tick)
 	r := p.runFetch(p.ctx, p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
 	r.stamp, r.stampErr = stamp, stampErr

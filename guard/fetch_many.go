@@ -44,15 +44,11 @@ func resultOf(key string, value any, ok bool, err error, part *BatchError) (any,
 	return nil, ErrNotFound
 }
 
-// runFetchMany is runFetch for many keys, with one call of the fetch, which is
-// paid for first, and what it came to for each. evs are the keys' events; each
-// key counts as a fetch. What becomes of the leases meanwhile is not its
-// business: unwanted is closed when nobody can use any of the results.
-func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchKeys, evs []Event, s Spending, unwanted <-chan struct{}) []fetched {
-	var f fill
-	if err := e.affordMany(ctx, evs[0].Key, s, &f, unwanted); err != nil {
-		return all(len(evs), fetched{err: err, lost: errors.Is(err, errNotWanted)})
-	}
+// runFetchMany is runFetch for many keys, with one call of the fetch, which paid
+// says what it was paid with, and what it came to for each. evs are the keys'
+// events; each key counts as a fetch. What becomes of the leases meanwhile is not
+// its business: unwanted is closed when nobody can use any of the results.
+func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchKeys, evs []Event, paid fill, unwanted <-chan struct{}) []fetched {
 	timeout := fmt.Errorf("%w: the fetch of %d keys took longer than %v", ErrFetchTimeout, len(evs), e.policy.FetchTimeout)
 	if len(evs) == 1 {
 		timeout = fmt.Errorf("%w: %s took longer than %v", ErrFetchTimeout, e.about(evs[0].Key), e.policy.FetchTimeout)
@@ -66,7 +62,7 @@ func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchK
 	}
 	start := time.Now()
 	done := make(chan []fetched, 1)
-	go e.callFetchMany(ctx, fetch, names, keys, f, done) // see runFetch
+	go e.callFetchMany(ctx, fetch, names, keys, paid, done) // see runFetch
 	var rs []fetched
 	select {
 	case rs = <-done:

@@ -86,6 +86,7 @@ type fill struct {
 	tags           []string
 	cost           int
 	expense        Expense // nil: there is no budget
+	waited         bool    // for the budget
 }
 
 // Source says where a value came from.

@@ -32,12 +32,14 @@ type flight struct {
 	superseded chan struct{} // closed: newcomers, and callers it can't serve, go elsewhere
 	unwanted   chan struct{} // closed: lost its lease, and nobody can use its result
 	began      time.Time
+	first      uint64      // number of the caller who started it
 	waiting    atomic.Bool // for another process
 
 	// Guarded by flights.mu.
 	before, after int    // callers who may have the fetch's result whatever happens, and others
 	fetchMoment   uint64 // when the fetch started; 0: none has
 	lost          bool
+	firstLeft     bool
 }
 
 func (fs *flights) init() { fs.live = map[string]*flight{} }
@@ -52,7 +54,7 @@ func (fs *flights) join(key string, num uint64, run func(*flight) *outcome) (f *
 	}
 	f = fs.live[key]
 	if first = f == nil; first {
-		f = &flight{superseded: make(chan struct{}), unwanted: make(chan struct{}), began: time.Now()}
+		f = &flight{superseded: make(chan struct{}), unwanted: make(chan struct{}), began: time.Now(), first: num}
 		fs.live[key] = f
 		fs.flying.Add(1)
 		fs.wg.Add(1)
@@ -115,6 +117,7 @@ func (fs *flights) leave(f *flight, num uint64) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f.count(num, -1)
+	f.firstLeft = f.firstLeft || num == f.first
 	f.checkWanted()
 }
 

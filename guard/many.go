@@ -433,7 +433,14 @@ func (m *many) forOneself(ws []*wanted, source Source) {
 		for i, w := range some {
 			evs[i] = Event{Key: w.key, Attempt: 1}
 		}
-		for i, r := range m.runFetchMany(m.ctx, m.fetch, &fetchKeys{turns, turn}, evs, m.spending(), m.engine.ctx.Done()) {
+		var paid fill
+		var rs []fetched
+		if err := m.affordMany(m.ctx, some[0].key, m.spending(), &paid, m.engine.ctx.Done(), nil); err != nil {
+			rs = all(len(some), fetched{err: err})
+		} else {
+			rs = m.runFetchMany(m.ctx, m.fetch, &fetchKeys{turns, turn}, evs, paid, m.engine.ctx.Done())
+		}
+		for i, r := range rs {
 			o := &outcome{value: r.value, err: r.err, source: source}
 			if r.err != nil {
 				if ended := m.endedFor(m.ctx, nil); ended != nil {
@@ -516,6 +523,9 @@ func (m *many) settle(all []*wanted) {
 
 // refresh is engine.refresh for many: one batch in the background.
 func (m *many) refresh(stale []*wanted) {
+	if m.policy.Budget != nil && m.policy.Budget.Exhausted(Background) {
+		return
+	}
 	var b *batch
 	var joined []*flight
 	for _, w := range stale {

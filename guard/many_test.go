@@ -750,3 +750,24 @@ func TestBatchWithRedisAwayIsOneUnguardedFetch(t *testing.T) {
 		o.called(w, 1)
 	})
 }
+
+// The leases of a long batch outlast all of its fetches, however long that is.
+func TestLeasesOfABatchOfVeryManyPartsAreRenewed(t *testing.T) {
+	inMemory(t, func(w *world) {
+		events := &recorder{}
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.MaxBatch, p.FetchTimeout, p.WaitTimeout, p.Quarantine, p.Observer = 1, 20*24*time.Hour, time.Hour, 45*24*time.Hour, events
+		}))[0]
+		keys := keysFrom(0, 6000)
+		o := &manyOrigin{answer: func(_ context.Context, keys []string) (map[string]string, error) {
+			if keys[0] == "k0" {
+				time.Sleep(time.Minute)
+			}
+			return valuesOf(keys), nil
+		}}
+		equal(w, getMany(w, g, keys, o.fetch), valuesOf(keys))
+		if n := events.count(cache.LeaseLost); n > 0 {
+			w.Errorf("%d leases were lost", n)
+		}
+	})
+}

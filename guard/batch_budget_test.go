@@ -1,0 +1,254 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
+)
+
+// waits is the policy of fetches that wait for their budget for as long as it takes.
+func waits(p *guard.Policy) { p.MaxBudgetWait, p.FetchTimeout = time.Hour, time.Minute }
+
+// every is a budget of one fetch at a time, which comes back after so long.
+func every(d time.Duration) budget.Limit { return budget.Limit{Rate: 1, Per: d, Burst: 1} }
+
+// drained is a budget that has nothing, and finds that out late.
+type drained struct{ known bool }
+
+func (drained) Spend(ctx context.Context, s guard.Spending) (guard.Expense, error) {
+	time.Sleep(s.MaxWait)
+	return nil, &guard.ExhaustedError{Budget: "drained"}
+}
+func (d drained) Exhausted(guard.Priority) bool { return d.known }
+func (drained) Known() guard.BudgetState        { return guard.BudgetState{} }
+
+func TestBatchEndsItsWaitForABudgetWhenNobodyWantsIt(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(time.Minute), policy(waits))
+		get(w, all[0].Guard, "other", (&origin{}).fetch)
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { _, _ = all[0].GetMany(ctx, []string{"a", "b"}, neverMany) })
+		}
+		wg.Wait()
+		time.Sleep(200 * time.Millisecond)
+		if n := len(all[0].Stats().InFlight); n != 0 {
+			w.Errorf("%d flights are left", n)
+		}
+		time.Sleep(time.Minute)
+		get(w, all[1].Guard, "a", (&origin{}).fetch) // neither the lease nor the slot was kept
+	})
+}
+
+func TestDeleteWhileABatchWaitsForItsBudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(30*time.Second), policy(waits))
+		get(w, all[0].Guard, "other", (&origin{}).fetch)
+		o := &manyOrigin{}
+		done := make(chan map[string]string, 1)
+		go func() { done <- getMany(w, all[0].Guard, []string{"a", "b"}, o.fetch) }()
+		time.Sleep(5 * time.Second)
+		must(w, all[1].Delete(w.Context(), "a"))
+		equal(w, <-done, valuesOf([]string{"a", "b"}))
+		o.eachOnce(w, []string{"a", "b"})
+		for _, key := range []string{"a", "b"} {
+			if _, err := all[1].Peek(w.Context(), key); err != nil {
+				w.Errorf("%s was fetched under a lease that was lost before: %v", key, err)
+			}
+		}
+	})
+}
+
+func TestDeleteOfAllItsKeysEndsABatchsWaitForItsBudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(30*time.Second), policy(waits))
+		get(w, all[0].Guard, "other", (&origin{}).fetch)
+		o := &manyOrigin{}
+		done := make(chan map[string]string, 1)
+		go func() { done <- getMany(w, all[0].Guard, []string{"a", "b"}, o.fetch) }()
+		time.Sleep(5 * time.Second)
+		must(w, all[1].Delete(w.Context(), "a"))
+		must(w, all[1].Delete(w.Context(), "b"))
+		equal(w, <-done, valuesOf([]string{"a", "b"}))
+		o.called(w, 1) // they went round together
+		if st, _ := all[0].budget.Peek(w.Context()); st.Spent != 2 {
+			w.Errorf("%d were spent for two calls", st.Spent)
+		}
+	})
+}
+
+func TestWhoWaitsForABatchIsToldThatItsBudgetIsExhausted(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBudgetWait, p.Budget = time.Second, drained{} }))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := all[0].GetMany(w.Context(), []string{"a", "b"}, neverMany)
+			if _, ok := errors.AsType[*guard.ExhaustedError](err); !ok {
+				w.Errorf("the batch: %v", err)
+			}
+		})
+		wg.Go(func() {
+			time.Sleep(time.Millisecond)
+			_, err := all[1].Get(w.Context(), "a", never)
+			if _, ok := errors.AsType[*guard.RemoteError](err); !ok {
+				w.Errorf("another process, told %v", err)
+			}
+			if _, ok := errors.AsType[*guard.ExhaustedError](err); !ok {
+				w.Errorf("another process, told %v", err)
+			}
+		})
+		wg.Wait()
+	})
+}
+
+// A batch alone waits no longer than its caller does, as a lone Get.
+func TestLoneBatchHeedsItsCallersDeadline(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := payers(w, 1, every(time.Minute), policy(waits))[0]
+		get(w, g.Guard, "other", (&origin{}).fetch)
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		_, err := g.GetMany(ctx, []string{"a", "b"}, neverMany)
+		if _, ok := errors.AsType[*guard.ExhaustedError](err); !ok {
+			w.Errorf("%v, want to be told that there will be nothing in time", err)
+		}
+	})
+}
+
+// Nobody is refused for the deadline of somebody who has left.
+func TestDeadlineOfWhoLeftBoundsNobodysWaitForABudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(10*time.Second), policy(waits))
+		holds, goOn := make(chan struct{}), make(chan struct{})
+		go func() {
+			_, _ = all[1].Get(context.Background(), "k", func(context.Context) (string, error) {
+				close(holds)
+				<-goOn
+				return "", guard.RetryAfter(errors.New("boom"), 0)
+			})
+		}()
+		<-holds
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		o := &origin{}
+		go func() { _, _ = all[0].Get(ctx, "k", o.fetch) }()
+		time.Sleep(500 * time.Millisecond)
+		done := make(chan error, 1)
+		go func() { _, err := all[0].Get(context.Background(), "k", o.fetch); done <- err }()
+		time.Sleep(time.Second) // the first has left
+		must(w, all[1].Delete(w.Context(), "k"))
+		if err := <-done; err != nil {
+			w.Error(err)
+		}
+		close(goOn)
+	})
+}
+
+// What a tag deleted while its fetch waited for the budget neither spoils the
+// fetch nor is given to it.
+func TestTagDeletedDuringTheWaitForABudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(30*time.Second), policy(waits, tagged("t")))
+		g := all[0].Guard
+		var told *string
+		load := func(value string) {
+			_, err := g.Load(w.Context(), "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+				told = f.Stale
+				f.TTL, f.StaleFor, f.StaleUse = time.Second, time.Hour, guard.OnlyValidate
+				return value, nil
+			})
+			must(w, err)
+		}
+		load("old")
+		time.Sleep(2 * time.Second)
+		go func() {
+			time.Sleep(5 * time.Second)
+			if err := all[1].DeleteTag(w.Context(), "t"); err != nil {
+				w.Error(err)
+			}
+		}()
+		load("new")
+		if told != nil {
+			w.Errorf("the fetch was told of %q", *told)
+		}
+		if r, err := g.Peek(w.Context(), "k"); err != nil || r.Value != "new" {
+			w.Errorf("stored: %+v, %v", r, err)
+		}
+	})
+}
+
+func TestTagDeletedWhileABatchWaitsForItsBudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(30*time.Second), policy(waits, tagged("t")))
+		get(w, all[0].Guard, "other", (&origin{}).fetch)
+		go func() {
+			time.Sleep(5 * time.Second)
+			if err := all[1].DeleteTag(w.Context(), "t"); err != nil {
+				w.Error(err)
+			}
+		}()
+		getMany(w, all[0].Guard, []string{"a", "b"}, (&manyOrigin{}).fetch)
+		if _, err := all[0].Peek(w.Context(), "a"); err != nil {
+			w.Errorf("what was fetched after the tag was deleted isn't stored: %v", err)
+		}
+	})
+}
+
+// Who asks for a new value has nothing stale to live on.
+func TestRefreshWaitsForItsBudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := payers(w, 1, every(10*time.Second), policy(waits, func(p *guard.Policy) { p.Stale = time.Hour }))[0]
+		o := &origin{}
+		get(w, g.Guard, "k", o.fetch)
+		if v, err := g.Refresh(w.Context(), "k", o.fetch); err != nil || v != "v2" {
+			w.Errorf("%q, %v", v, err)
+		}
+	})
+}
+
+// Nor has who may not be given it instead of this error.
+func TestWhoMayNotBeGivenTheStaleValueWaitsForTheBudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := payers(w, 1, every(10*time.Second), policy(waits, func(p *guard.Policy) {
+			p.StaleIfError = time.Hour
+			p.StaleOn = func(err error) bool { _, ok := errors.AsType[*guard.ExhaustedError](err); return !ok }
+		}))[0]
+		o := &origin{}
+		get(w, g.Guard, "k", o.fetch)
+		getMany(w, g.Guard, []string{"m"}, (&manyOrigin{}).fetch)
+		time.Sleep(2 * time.Minute)
+		get(w, g.Guard, "other", o.fetch)
+		if v, err := g.Get(w.Context(), "k", o.fetch); err != nil || v != "v3" {
+			w.Errorf("%q, %v", v, err)
+		}
+		if _, err := g.GetMany(w.Context(), []string{"m"}, (&manyOrigin{}).fetch); err != nil {
+			w.Error(err)
+		}
+	})
+}
+
+// Stale keys of a batch ask for no lease to be told that there is nothing left.
+func TestStaleKeysOfABatchWaitForTheBudgetUnasked(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		events := &recorder{}
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.Stale, p.Budget, p.Observer = time.Hour, drained{known: true}, events }))[0]
+		must(w, g.Set(w.Context(), "a", "v of a"))
+		must(w, g.Set(w.Context(), "b", "v of b"))
+		time.Sleep(2 * time.Minute)
+		for range 10 {
+			equal(w, getMany(w, g, []string{"a", "b"}, neverMany), valuesOf([]string{"a", "b"}))
+			time.Sleep(time.Second)
+		}
+		if n := events.count(cache.LeaseGranted); n > 0 {
+			w.Errorf("%d leases were granted", n)
+		}
+	})
+}
