@@ -113,7 +113,14 @@ func (e *engine) pursue(c call) *outcome {
 				num = e.tick()
 			}
 			o = e.share(sharing{call: c, num: num, fs: fs, waited: waited, soft: soft, rd: &rd},
-				func(f *flight) *outcome { return e.fly(fs, f, c, rd) })
+				func(f *flight) *outcome {
+					o := e.fly(fs, f, c, rd)
+					if c.force && e.near != nil && o.stored {
+						// What it replaces may be fresh, and its callers may have left.
+						e.near.forget(c.key)
+					}
+					return o
+				})
 		}
 		if o.then == fetchLocal {
 			o = e.shareLocally(c, waited)

@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -355,4 +356,29 @@ func TestOwnChangeIsNeverUndoneByARacingReader(t *testing.T) {
 	}
 	done.Store(true)
 	wg.Wait()
+}
+
+func TestNearValueEndsWithARefreshWhoseCallerHasLeft(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, nearPolicy())[0]
+		synctest.Wait()
+		o := &origin{}
+		get(w, g, "k", o.fetch)
+		ctx, cancel := context.WithCancel(context.Background())
+		_, err := g.Refresh(ctx, "k", func(ctx context.Context) (string, error) {
+			cancel()
+			time.Sleep(time.Second)
+			return o.fetch(ctx)
+		})
+		if !errors.Is(err, context.Canceled) {
+			w.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		if v, _ := source(w, g, "k"); v != "v2" {
+			w.Errorf("got %q after the refresh", v)
+		}
+		if v, s := source(w, g, "k"); v != "v2" || s != guard.FromNear {
+			w.Errorf("then %q from %v", v, s)
+		}
+	})
 }

@@ -269,7 +269,8 @@ func (a *asked) withholds(run *http.Request, names []string) bool {
 // shared is the request for a run that may answer others.
 func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	r := a.Clone(context.WithValue(ctx, sharedKey{}, !a.credentialed))
-	r.Method, r.Host = http.MethodGet, a.m.host(a.Host)
+	// As it is in the key: how one client spells it is nothing for the others.
+	r.Method, r.Host = http.MethodGet, canonicalHost(scheme(a.Request), a.m.host(a.Host))
 	r.Header = a.header(nominated)
 	r.URL.RawQuery, r.URL.ForceQuery = a.query, false
 	r.URL.Fragment, r.URL.RawFragment, r.URL.User = "", "", nil

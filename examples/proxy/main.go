@@ -87,7 +87,7 @@ func serve(ctx context.Context, l net.Listener, c config) error {
 	}
 	defer m.Close()
 
-	server := &http.Server{Handler: m.Wrap(reverse(upstream)), ReadHeaderTimeout: 10 * time.Second, Protocols: new(http.Protocols)}
+	server := &http.Server{Handler: m.Wrap(asSent(reverse(upstream))), ReadHeaderTimeout: 10 * time.Second, Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan error, 1)
@@ -121,6 +121,15 @@ func reverse(upstream *url.URL) http.Handler {
 			r.SetXForwarded()
 		},
 	}
+}
+
+// asSent keeps the server from guessing the type of a body for an upstream that
+// doesn't say it.
+func asSent(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header()["Content-Type"] = nil
+		next.ServeHTTP(w, r)
+	})
 }
 
 // open returns a store on Redis, or in memory without one.
