@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/labstack/echo/v5"
+	"github.com/labstack/echo/v4"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -55,7 +55,7 @@ func run(ctx context.Context, listen, redisURL string) error {
 	e := echo.New()
 	e.Pre(echoguard.Wrap(m))
 	e.GET("/report", report)
-	e.POST("/report", func(c *echo.Context) error { return c.String(http.StatusOK, "noted\n") })
+	e.POST("/report", func(c echo.Context) error { return c.String(http.StatusOK, "noted\n") })
 	e.GET("/me", me)
 
 	server := &http.Server{Addr: listen, Handler: e}
@@ -78,13 +78,13 @@ func run(ctx context.Context, listen, redisURL string) error {
 var runs atomic.Int64
 
 // report is expensive, and the same for everybody. It says nothing about caching.
-func report(c *echo.Context) error {
+func report(c echo.Context) error {
 	time.Sleep(500 * time.Millisecond)
 	return c.String(http.StatusOK, fmt.Sprintf("report, run %d of process %d\n", runs.Add(1), os.Getpid()))
 }
 
 // me is somebody's own page, and says so.
-func me(c *echo.Context) error {
+func me(c echo.Context) error {
 	user, _, _ := c.Request().BasicAuth()
 	c.Response().Header().Set("Cache-Control", "private")
 	return c.String(http.StatusOK, fmt.Sprintf("page of %q\n", user))
