@@ -60,6 +60,7 @@ type lead struct {
 
 func (c *call) lead(ctx context.Context, f *guard.Fill[*page], l lead) (*page, error) {
 	if f.Private {
+		c.m.marks.remember(l.key, c.event.began, f.TTL)
 		return nil, nil // marked: the request goes to the handler by itself
 	}
 	if f.Stale != nil && (*f.Stale).status != 0 {
