@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -58,10 +59,14 @@ func run(ctx context.Context, listen, redisURL string) error {
 	e.POST("/report", func(c echo.Context) error { return c.String(http.StatusOK, "noted\n") })
 	e.GET("/me", me)
 
-	server := &http.Server{Addr: listen, Handler: e}
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: e}
 	done := make(chan error, 1)
-	go func() { done <- server.ListenAndServe() }()
-	log.Printf("echo: listening on http://%s", listen)
+	go func() { done <- server.Serve(l) }()
+	log.Printf("echo: listening on http://%s", l.Addr())
 	select {
 	case err := <-done:
 		return err
