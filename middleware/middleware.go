@@ -23,6 +23,7 @@ type Middleware struct {
 	usual   terms
 	headers headerRules
 	params  map[string]bool // nil: all
+	ownTags int             // of the guard's policy
 	epochs  bool            // more than the target makes a key
 
 	aloneSlots chan struct{}
@@ -60,7 +61,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	m := &Middleware{
 		opts: opts, guard: g, rules: matchersOf(opts.Rules), usual: terms{ttl: opts.TTL, stale: opts.Stale},
 		headers: headerRulesOf(&opts), aloneSlots: make(chan struct{}, opts.MaxAlone),
-		marks:  newMarks(),
+		marks: newMarks(), ownTags: len(policy.Tags),
 		epochs: len(opts.Headers) > 0 || len(opts.Cookies) > 0 || opts.Key != nil,
 	}
 	if opts.Query != nil {
