@@ -36,11 +36,12 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 			if nodeErr != nil {
 				return Answer{}, nodeErr
 			}
-			if time.Now().After(deadline) {
+			until := n.sub.patience(deadline)
+			if time.Now().After(until) {
 				n.sub.doubt(deadline.Add(-s.opts.RedisTimeout))
 				return Answer{}, err
 			}
-			if err := n.sub.awaitLive(ctx, time.Until(deadline)); err != nil {
+			if err := n.sub.awaitLive(ctx, time.Until(until)); err != nil {
 				return Answer{}, err
 			}
 			// It may be live only as far as is known here: don't ask in a busy loop.

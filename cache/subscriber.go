@@ -30,6 +30,7 @@ type subscriber struct {
 	live     chan struct{}       // closed while the liveness channel is confirmed
 	isLive   bool
 	liveAt   time.Time     // when it last became live
+	begun    time.Time     // when it was started
 	dialedAt time.Time     // when the connection was begun
 	followed bool          // the channel of invalidations was subscribed to
 	denied   error         // the Redis user may not subscribe
@@ -72,7 +73,7 @@ func (u *subscriber) start() {
 	if u.started || u.ctx.Err() != nil {
 		return
 	}
-	u.started = true
+	u.started, u.begun = true, time.Now()
 	if !u.s.spawn(u.run) {
 		close(u.ended)
 	}
@@ -93,6 +94,19 @@ func (u *subscriber) idle() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return len(u.channels) == 0
+}
+
+// patience is until when an acquire with that deadline waits for the liveness
+// channel: where that has never been confirmed, for as long from the start as a
+// dial may take. Else each process that starts on a busy machine would fetch for
+// itself.
+func (u *subscriber) patience(deadline time.Time) time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if first := u.begun.Add(dialWithin); u.liveAt.IsZero() && first.After(deadline) {
+		return first
+	}
+	return deadline
 }
 
 // awaitLive waits for at most d until Redis has confirmed the liveness channel.

@@ -127,7 +127,7 @@ func (e *engine) pursue(c call) *outcome {
 		}
 		switch o.then {
 		case fetchAlone:
-			return e.alone(c)
+			return e.alone(c, o.entry)
 		case fetch:
 			continue
 		}
@@ -186,7 +186,7 @@ func (e *engine) judge(rd read, c call) *outcome {
 	case notFound:
 		return &outcome{err: ErrNotFound, entry: r}
 	case fetch, fetchAlone, fetchLocal:
-		return &outcome{then: act}
+		return &outcome{then: act, entry: r}
 	}
 	value, err := e.unpack(r)
 	if err != nil {

@@ -357,17 +357,23 @@ func (p *pursuit) fetchedHere(r fetched, f *fill, start uint64, source Source) *
 }
 
 // alone fetches for one caller whose key's values may not be shared, on the
-// caller's own context.
-func (e *engine) alone(c call) *outcome {
+// caller's own context. mark is what says so, if this caller has read it.
+func (e *engine) alone(c call, mark *cache.Reading) *outcome {
 	if within(c.ctx, e, c.key) {
 		return &outcome{err: e.reentrant(c.key)}
 	}
-	return e.forOneself(c, Fetched)
+	if mark == nil {
+		mark = &cache.Reading{} // a flight has met it, and what is left of it isn't known
+	}
+	return e.forOneself(c, Fetched, mark)
 }
 
 // forOneself fetches for one caller, on its own context, and stores nothing.
-func (e *engine) forOneself(c call, source Source) *outcome {
+func (e *engine) forOneself(c call, source Source, mark *cache.Reading) *outcome {
 	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, idempotencyKey: randomKey(), private: true, tags: e.policy.Tags}
+	if mark != nil {
+		f.ttl = mark.Left
+	}
 	if err := e.affordAlone(c.ctx, c.key, f); err != nil {
 		if o := e.endedFor(c.ctx, nil); o != nil {
 			return o
@@ -395,7 +401,7 @@ func (e *engine) insteadOfWaiting(c call, why error) *outcome {
 		return &outcome{err: ErrClosed}
 	}
 	e.observe(Event{Kind: cache.Unguarded, Key: c.key, Err: why})
-	return e.forOneself(c, UnguardedFetch)
+	return e.forOneself(c, UnguardedFetch, nil)
 }
 
 func (e *engine) reentrant(key string) error { return fmt.Errorf("%w: %s", ErrReentrant, e.about(key)) }

@@ -35,7 +35,8 @@ type Fill[V any] struct {
 	StaleUse StaleUse
 	// Private keeps the value for the caller that fetched it. For Policy.Bypass,
 	// all callers of the key then fetch for themselves, side by side; their fetches
-	// find it preset to true.
+	// find it preset to true, and TTL to what is left of that time; to zero where
+	// that isn't known.
 	Private bool
 	// Tags are what the value can be deleted by, together with all others that
 	// carry the tag: [Guard.DeleteTag]. Preset from the policy; append to them. At

@@ -159,6 +159,7 @@ func (c *call) fail(err error) {
 	var status *statusError
 	var panicked *panicError
 	var remote *guard.RemoteError
+	var exhausted *guard.ExhaustedError
 	pause, paused := guard.PauseOf(err)
 	switch {
 	case errors.Is(err, guard.ErrReentrant):
@@ -177,6 +178,8 @@ func (c *call) fail(err error) {
 			return
 		}
 		c.say(http.StatusServiceUnavailable, time.Second, "The request that this one waited for takes too long. Try again.")
+	case errors.As(err, &exhausted):
+		c.say(http.StatusTooManyRequests, exhausted.RetryAfter, "Too much has been asked for. Try again later.")
 	case errors.Is(err, guard.ErrQuarantined):
 		c.say(http.StatusServiceUnavailable, 30*time.Second, "This page keeps failing and is given a rest. Try again later.")
 	case errors.Is(err, guard.ErrUnavailable):

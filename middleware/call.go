@@ -104,6 +104,9 @@ func (c *call) settle(key string, p *page, res guard.Result[*page], err error) b
 // load asks the guard.
 func (c *call) load(key string, fetch fetchFunc) (*page, guard.Result[*page], error) {
 	c.event.key, c.marked = key, key
+	if c.m.marks.has(key) {
+		return nil, guard.Result[*page]{}, nil
+	}
 	res, err := c.m.guard.Load(c.ctx, key, fetch)
 	return res.Value, res, err
 }
@@ -259,21 +262,6 @@ func (c *call) alone(key string) {
 	pw := c.pass(c.takeWriter(), rfc9111.FwdBypass, "private")
 	if key != "" && pw.couldBeShared(c) {
 		c.m.lift(c.asked.Context(), key, began)
-	}
-}
-
-// lift ends the time in which a page's requests run side by side, as one of them
-// was given what may be shared: the next one's run is stored. That run itself
-// can't be, as it held no lease, and a purge might have come between.
-func (m *Middleware) lift(ctx context.Context, key string, began time.Time) {
-	m.liftedMu.Lock()
-	last, ok := m.lifted.Get(key)
-	if !ok || began.After(last) {
-		m.lifted.Add(key, time.Now())
-	}
-	m.liftedMu.Unlock()
-	if !ok || began.After(last) {
-		_ = m.guard.Delete(context.WithoutCancel(ctx), key)
 	}
 }
 

@@ -56,10 +56,12 @@ type lead struct {
 	run     *run
 	rfc     rfc9111.Options
 	d       rfc9111.Decision
+	tags    []string
 }
 
 func (c *call) lead(ctx context.Context, f *guard.Fill[*page], l lead) (*page, error) {
 	if f.Private {
+		c.m.marks.remember(l.key, c.event.began, f.TTL)
 		return nil, nil // marked: the request goes to the handler by itself
 	}
 	if f.Stale != nil && (*f.Stale).status != 0 {
@@ -110,6 +112,7 @@ func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 	}
 	l.rfc = c.m.rfc(c.asked.terms, r.status)
 	l.d = rfc9111.Store(r.req, r.response(), l.rfc)
+	l.tags = c.m.tagsOf(r.req, r.header)
 	reason := c.notShared(l)
 	passing := reason == string(rfc9111.ReasonNoFreshness) && r.status >= 500 && !c.asked.credentialed
 	if reason != "" && !passing {
@@ -141,6 +144,8 @@ func (c *call) notShared(l *lead) string {
 		return "personal"
 	case l.run.expected > int64(c.m.opts.MaxBody):
 		return "too-large"
+	case !c.m.mayCarry(l.tags):
+		return "tags"
 	}
 	return ""
 }
@@ -192,6 +197,7 @@ func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passin
 		c.enlist(ctx, l)
 	}
 	if !passing {
+		f.Tags = append(f.Tags, l.tags...)
 		c.m.setTerms(f, p)
 	}
 	return p, nil
@@ -275,6 +281,7 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 	resp := &rfc9111.Response{Status: p.status, Header: p.header, RequestTime: r.began, ResponseTime: r.headerAt}
 	l.d = rfc9111.Store(r.req, resp, l.rfc)
 	p.freshness, p.began = l.d.Freshness, r.began
+	l.tags = c.m.tagsOf(r.req, p.header)
 	c.note(r, decision{stored: true, fwdCode: http.StatusNotModified, ttl: p.freshness.Left(p.freshness.InitialAge)})
 	delete(p.header, "Age")
 	if c.notShared(l) != "" || !slices.Equal(l.d.Vary, p.vary) {
@@ -284,6 +291,7 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 		f.Private = true
 		return nil, nil
 	}
+	f.Tags = append(f.Tags, l.tags...)
 	c.m.setTerms(f, &p)
 	return &p, nil
 }
@@ -297,6 +305,9 @@ func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 	variant := rfc9111.VariantKey(l.d.Vary, r.req)
 	ix := &index{gen: randomName(), names: l.d.Vary, variants: []string{variant}}
 	f.TTL, f.StaleFor = indexTTL, guard.Off
+	// The variant's lease comes after the run began. With the tags the index is not
+	// stored if one was purged since, and so the variant can't be reached.
+	f.Tags = append(f.Tags, l.tags...)
 	under := *l
 	under.key, under.ix, under.variant = variantKey(l.key, ix, variant), ix, variant
 	if c.asked.withholds(r.req, l.d.Vary) {

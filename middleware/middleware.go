@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
-
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/rfc9111"
@@ -25,11 +23,11 @@ type Middleware struct {
 	usual   terms
 	headers headerRules
 	params  map[string]bool // nil: all
+	ownTags int             // of the guard's policy
 	epochs  bool            // more than the target makes a key
 
 	aloneSlots chan struct{}
-	liftedMu   sync.Mutex
-	lifted     *lru.Cache[string, time.Time] // see lift
+	marks      *marks
 	counters   counters
 
 	ctx    context.Context // ends with Close
@@ -63,6 +61,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	m := &Middleware{
 		opts: opts, guard: g, rules: matchersOf(opts.Rules), usual: terms{ttl: opts.TTL, stale: opts.Stale},
 		headers: headerRulesOf(&opts), aloneSlots: make(chan struct{}, opts.MaxAlone),
+		marks: newMarks(), ownTags: len(policy.Tags),
 		epochs: len(opts.Headers) > 0 || len(opts.Cookies) > 0 || opts.Key != nil,
 	}
 	if opts.Query != nil {
@@ -71,7 +70,6 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 			m.params[name] = true
 		}
 	}
-	m.lifted, _ = lru.New[string, time.Time](4096) // an error means a size below 1
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m, nil
 }

@@ -110,6 +110,17 @@ type Options struct {
 	// after it went stale, to be validated. Default 1 h; guard.Off doesn't.
 	KeepFor time.Duration
 
+	// TagHeaders lists response headers whose values are tags, by which responses
+	// can be forgotten together ([Middleware.PurgeTag]): Surrogate-Key or Cache-Tag,
+	// say, separated by white space or commas. A response with more than 16 tags, or
+	// one of more than 256 bytes, isn't shared. Clients get the header too, unless
+	// something further out takes it away. Default none.
+	TagHeaders []string
+	// Tags returns further tags of a response, given the request of its run and its
+	// header, neither of which it may change. It must be quick and may be called
+	// more than once. Default none.
+	Tags func(*http.Request, http.Header) []string
+
 	// StoreSetCookie stores a response with Set-Cookie if it says public or
 	// s-maxage. Everybody then gets that cookie. Default: it isn't shared.
 	StoreSetCookie bool
@@ -227,7 +238,7 @@ func (o Options) validate() error {
 	if o.OnWaitTimeout > RunAlone {
 		bad("OnWaitTimeout is %d, must be Unavailable or RunAlone", o.OnWaitTimeout)
 	}
-	for field, names := range map[string][]string{"Headers": o.Headers, "Forward": o.Forward, "Credentials": o.Credentials} {
+	for field, names := range map[string][]string{"Headers": o.Headers, "Forward": o.Forward, "Credentials": o.Credentials, "TagHeaders": o.TagHeaders} {
 		for _, name := range names {
 			if !isToken(name) {
 				bad("%s has %q, which is no header's name", field, name)

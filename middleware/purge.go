@@ -91,6 +91,7 @@ func (m *Middleware) forget(ctx context.Context, u *url.URL) error {
 	var errs []error
 	for _, key := range m.keysOf(u) {
 		errs = append(errs, m.guard.Delete(ctx, key))
+		m.marks.forget(key)
 	}
 	return errors.Join(errs...)
 }

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -15,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/labstack/echo/v5"
+	"github.com/labstack/echo/v4"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -55,13 +56,17 @@ func run(ctx context.Context, listen, redisURL string) error {
 	e := echo.New()
 	e.Pre(echoguard.Wrap(m))
 	e.GET("/report", report)
-	e.POST("/report", func(c *echo.Context) error { return c.String(http.StatusOK, "noted\n") })
+	e.POST("/report", func(c echo.Context) error { return c.String(http.StatusOK, "noted\n") })
 	e.GET("/me", me)
 
-	server := &http.Server{Addr: listen, Handler: e}
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: e}
 	done := make(chan error, 1)
-	go func() { done <- server.ListenAndServe() }()
-	log.Printf("echo: listening on http://%s", listen)
+	go func() { done <- server.Serve(l) }()
+	log.Printf("echo: listening on http://%s", l.Addr())
 	select {
 	case err := <-done:
 		return err
@@ -78,13 +83,13 @@ func run(ctx context.Context, listen, redisURL string) error {
 var runs atomic.Int64
 
 // report is expensive, and the same for everybody. It says nothing about caching.
-func report(c *echo.Context) error {
+func report(c echo.Context) error {
 	time.Sleep(500 * time.Millisecond)
 	return c.String(http.StatusOK, fmt.Sprintf("report, run %d of process %d\n", runs.Add(1), os.Getpid()))
 }
 
 // me is somebody's own page, and says so.
-func me(c *echo.Context) error {
+func me(c echo.Context) error {
 	user, _, _ := c.Request().BasicAuth()
 	c.Response().Header().Set("Cache-Control", "private")
 	return c.String(http.StatusOK, fmt.Sprintf("page of %q\n", user))

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -55,10 +56,14 @@ func run(ctx context.Context, listen, redisURL string) error {
 	mux.HandleFunc("POST /report", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "noted") })
 	mux.HandleFunc("GET /me", me)
 
-	server := &http.Server{Addr: listen, Handler: m.Wrap(mux)}
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: m.Wrap(mux)}
 	done := make(chan error, 1)
-	go func() { done <- server.ListenAndServe() }()
-	log.Printf("nethttp: listening on http://%s", listen)
+	go func() { done <- server.Serve(l) }()
+	log.Printf("nethttp: listening on http://%s", l.Addr())
 	select {
 	case err := <-done:
 		return err

@@ -1,69 +1,69 @@
-// Package echoguard is package middleware for Echo. It has no policy of its own.
+// Package echoguard is package middleware for Echo 4. It has no policy of its own.
 package echoguard
 
 import (
-	"errors"
 	"net/http"
-	"reflect"
 	"slices"
 	"sync"
 
-	"github.com/labstack/echo/v5"
+	"github.com/labstack/echo/v4"
 
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// Wrap returns the middleware for Echo:
-//
-//	m, err := middleware.New(store, middleware.Options{TTL: time.Minute})
-//	...
-//	e.GET("/report", report, echoguard.Wrap(m)) // or for a group, or by e.Pre for all
-//
-// Not by e.Use: Echo 5 has found the handler then, for the request's own context and
-// no other.
+// Wrap returns the middleware for Echo, for e.Use, e.Pre, a group or a route.
 //
 // A shared run gets an echo.Context of its own, with the route and its parameters,
-// and without what middlewares outside of this one have Set for the client, which
-// is not everybody's: what the handler needs of that is Set by middlewares inside.
-// Errors are answered by Echo's error handler within the middleware, and don't
-// travel further out.
+// and without what middlewares outside of this one have Set or wrapped around it
+// for the client, which is not everybody's: what the handler needs of that comes
+// from middlewares inside. Those of e.Pre that rewrite paths belong outside.
 //
-//go:noinline
+// Errors are answered by Echo's error handler within the middleware, are kept as
+// the response says, and don't travel further out. One that comes when part of a
+// successful response has been written ends the connection: it isn't whole.
 func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c *echo.Context) error {
-			if used(c.Echo()) {
-				return errUsed
-			}
-			e, route, params, w := c.Echo(), c.RouteInfo(), slices.Clone(c.PathValues()), c.Response()
+		return func(c echo.Context) error {
+			e, request, response := c.Echo(), c.Request(), c.Response()
+			path, names, values := c.Path(), slices.Clone(c.ParamNames()), slices.Clone(c.ParamValues())
+			handler, allow := c.Handler(), c.Get(echo.ContextKeyHeaderAllow)
 			// Echo uses c again when the request is over: so that waits for the run that
 			// has c, and no later one gets it.
 			var lent sync.Mutex
-			defer func() { lent.Lock(); c.SetResponse(w) }()
+			defer func() { lent.Lock(); c.SetRequest(request); c.SetResponse(response) }()
 			m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				own := e.NewContext(r, w)
+				own := c
 				if !middleware.Shared(r.Context()) && lent.TryLock() {
 					defer lent.Unlock()
-					own = c
-					own.SetRequest(r)
-					own.SetResponse(echo.NewResponse(w, e.Logger))
 				} else {
-					own.InitializeRoute(&route, &params)
+					own = e.NewContext(nil, nil)
+					own.SetPath(path)
+					own.SetParamNames(names...)
+					own.SetParamValues(values...)
+					own.SetHandler(handler)
+					own.Set(echo.ContextKeyHeaderAllow, allow)
 				}
-				if err := next(own); err != nil {
-					e.HTTPErrorHandler(own, err)
+				own.SetRequest(r)
+				own.SetResponse(echo.NewResponse(w, e))
+				err := next(own)
+				if w := own.Response(); err != nil && w.Committed && w.Status < 300 && r.Context().Err() == nil {
+					panic(http.ErrAbortHandler)
+				} else if err != nil {
+					own.Error(err)
 				}
-			})).ServeHTTP(w, c.Request())
+			})).ServeHTTP(writer{response}, request)
 			return nil
 		}
 	}
 }
 
-var errUsed = errors.New("echoguard: Wrap was given to Echo.Use, which it doesn't work with: give it to Echo.Pre, a group or a route")
+// A writer lets informational responses pass, which Echo's takes for final.
+type writer struct{ *echo.Response }
 
-// used reports whether one of Wrap's middlewares was given to Use. Closures of one
-// function have its code in common.
-func used(e *echo.Echo) bool {
-	own := reflect.ValueOf(Wrap(nil)).Pointer()
-	return slices.ContainsFunc(e.Middlewares(), func(f echo.MiddlewareFunc) bool { return reflect.ValueOf(f).Pointer() == own })
+func (w writer) WriteHeader(status int) {
+	if status < 200 && status != http.StatusSwitchingProtocols {
+		w.Writer.WriteHeader(status)
+		return
+	}
+	w.Response.WriteHeader(status)
 }

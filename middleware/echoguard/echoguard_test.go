@@ -6,13 +6,17 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/labstack/echo/v5"
+	"github.com/labstack/echo/v4"
+	echomiddleware "github.com/labstack/echo/v4/middleware"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/middleware"
@@ -57,7 +61,7 @@ func get(t *testing.T, url string, cookie ...string) (int, string) {
 func TestManyRequestsAreOneRun(t *testing.T) {
 	var runs atomic.Int32
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
-		e.GET("/report/:id", func(c *echo.Context) error {
+		e.GET("/report/:id", func(c echo.Context) error {
 			time.Sleep(100 * time.Millisecond)
 			return c.String(200, fmt.Sprintf("report %s, run %d", c.Param("id"), runs.Add(1)))
 		}, guarded)
@@ -78,14 +82,14 @@ func TestManyRequestsAreOneRun(t *testing.T) {
 func TestContextValuesStayWithTheirClient(t *testing.T) {
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
 		who := func(next echo.HandlerFunc) echo.HandlerFunc {
-			return func(c *echo.Context) error {
+			return func(c echo.Context) error {
 				if user, err := c.Cookie("user"); err == nil {
 					c.Set("user", user.Value)
 				}
 				return next(c)
 			}
 		}
-		e.GET("/me", func(c *echo.Context) error {
+		e.GET("/me", func(c echo.Context) error {
 			c.Response().Header().Set("Cache-Control", "private")
 			return c.String(200, fmt.Sprint(c.Get("user")))
 		}, who, guarded)
@@ -98,37 +102,188 @@ func TestContextValuesStayWithTheirClient(t *testing.T) {
 	}
 }
 
-func TestPreAndUse(t *testing.T) {
+// Wherever it is put, it finds the route, and is one run.
+func TestEveryPlace(t *testing.T) {
+	for name, routes := range map[string]func(e *echo.Echo, guarded echo.MiddlewareFunc, report echo.HandlerFunc){
+		"Use":   func(e *echo.Echo, g echo.MiddlewareFunc, h echo.HandlerFunc) { e.Use(g); e.GET("/a/report/:id", h) },
+		"Pre":   func(e *echo.Echo, g echo.MiddlewareFunc, h echo.HandlerFunc) { e.Pre(g); e.GET("/a/report/:id", h) },
+		"group": func(e *echo.Echo, g echo.MiddlewareFunc, h echo.HandlerFunc) { e.Group("/a", g).GET("/report/:id", h) },
+		"group's Use": func(e *echo.Echo, g echo.MiddlewareFunc, h echo.HandlerFunc) {
+			group := e.Group("/a")
+			group.Use(g)
+			group.GET("/report/:id", h)
+		},
+		"route": func(e *echo.Echo, g echo.MiddlewareFunc, h echo.HandlerFunc) { e.GET("/a/report/:id", h, g) },
+		"twice": func(e *echo.Echo, g echo.MiddlewareFunc, h echo.HandlerFunc) { e.Use(g); e.GET("/a/report/:id", h, g) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var runs atomic.Int32
+			s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+				routes(e, guarded, func(c echo.Context) error {
+					return c.String(200, fmt.Sprintf("%s %s run %d", c.Path(), c.Param("id"), runs.Add(1)))
+				})
+			})
+			for _, id := range []string{"7", "8"} {
+				runs.Store(0)
+				for range 3 {
+					if code, body := get(t, s.URL+"/a/report/"+id); code != 200 || body != "/a/report/:id "+id+" run 1" {
+						t.Errorf("%d %q", code, body)
+					}
+				}
+			}
+			if code, _ := get(t, s.URL+"/nowhere"); code != 404 {
+				t.Errorf("%d", code)
+			}
+		})
+	}
+}
+
+// What Echo's router says of a path with other methods is said still.
+func TestMethodNotAllowed(t *testing.T) {
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
-		e.Pre(guarded)
-		e.GET("/report/:id", func(c *echo.Context) error { return c.String(200, "report "+c.Param("id")+" "+c.Path()) })
+		e.Use(guarded)
+		e.POST("/", func(c echo.Context) error { return c.NoContent(204) })
 	})
 	for range 2 {
-		if code, body := get(t, s.URL+"/report/7"); code != 200 || body != "report 7 /report/:id" {
-			t.Errorf("%d %q", code, body)
+		resp, err := http.Get(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != 405 || !strings.Contains(resp.Header.Get("Allow"), "POST") {
+			t.Errorf("%d, Allow %q", resp.StatusCode, resp.Header.Get("Allow"))
 		}
 	}
-	s = serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+}
+
+// An error is answered as Echo answers it, and the answer is judged like any other.
+func TestErrorsAreAnsweredByEcho(t *testing.T) {
+	var gone, teapot atomic.Int32
+	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		e.HTTPErrorHandler = func(err error, c echo.Context) {
+			c.Response().Header().Set("X-Error", "ours")
+			e.DefaultHTTPErrorHandler(err, c)
+		}
 		e.Use(guarded)
-		e.HTTPErrorHandler = func(c *echo.Context, err error) { _ = c.String(500, err.Error()) }
-		e.GET("/", func(c *echo.Context) error { return c.String(200, "x") })
+		e.GET("/gone", func(c echo.Context) error { gone.Add(1); return echo.NewHTTPError(http.StatusGone, "it has gone") })
+		e.GET("/teapot", func(c echo.Context) error { teapot.Add(1); return echo.NewHTTPError(418, "short and stout") })
+		e.GET("/broken", func(c echo.Context) error { return errors.New("boom") })
 	})
-	if code, body := get(t, s.URL); code != 500 || !strings.Contains(body, "Echo.Use") {
+	for path, want := range map[string]struct {
+		code int
+		body string
+	}{"/gone": {410, "it has gone"}, "/teapot": {418, "short and stout"}, "/broken": {500, "Internal Server Error"}} {
+		for range 3 {
+			resp, err := http.Get(s.URL + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != want.code || !strings.Contains(string(body), want.body) || resp.Header.Get("X-Error") != "ours" {
+				t.Errorf("%s: %d %q %v", path, resp.StatusCode, body, resp.Header)
+			}
+		}
+	}
+	if gone.Load() != 1 || teapot.Load() != 3 {
+		t.Errorf("410, which TTL is for, ran %d times; 418, which it isn't for, %d times", gone.Load(), teapot.Load())
+	}
+}
+
+// Half a page is nobody's: a handler that fails in the middle ends the connection.
+func TestErrorInTheMiddleIsNotStored(t *testing.T) {
+	var runs atomic.Int32
+	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		e.GET("/", func(c echo.Context) error {
+			if runs.Add(1) == 1 {
+				_ = c.String(200, "half")
+				return errors.New("boom")
+			}
+			return c.String(200, "whole")
+		}, guarded)
+	})
+	resp, err := http.Get(s.URL)
+	if err == nil {
+		_, err = io.ReadAll(resp.Body)
+		resp.Body.Close()
+	}
+	if err == nil {
+		t.Error("half a page came as a whole one")
+	}
+	if code, body := get(t, s.URL); code != 200 || body != "whole" {
 		t.Errorf("%d %q", code, body)
 	}
 }
 
-func TestErrorsAreAnsweredByEcho(t *testing.T) {
+// A middleware inside that answers an error itself and hands it on, as Echo's
+// loggers do, has answered it.
+func TestErrorThatIsAnsweredInside(t *testing.T) {
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
-		e.GET("/teapot", func(c *echo.Context) error { return echo.NewHTTPError(http.StatusTeapot, "short and stout") }, guarded)
-		e.GET("/broken", func(c *echo.Context) error { return errors.New("boom") }, guarded)
+		logs := func(next echo.HandlerFunc) echo.HandlerFunc {
+			return func(c echo.Context) error {
+				err := next(c)
+				if err != nil {
+					c.Error(err)
+				}
+				return err
+			}
+		}
+		e.GET("/", func(c echo.Context) error { return echo.ErrForbidden }, guarded, logs)
+	})
+	if code, body := get(t, s.URL); code != 403 || !strings.Contains(body, "Forbidden") {
+		t.Errorf("%d %q", code, body)
+	}
+}
+
+// Middlewares outside see what was answered, from a run or from what is stored.
+func TestMiddlewaresOutside(t *testing.T) {
+	type seen struct {
+		status int
+		size   int64
+	}
+	got := make(chan seen, 3)
+	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
+			return func(c echo.Context) error {
+				err := next(c)
+				got <- seen{c.Response().Status, c.Response().Size}
+				return err
+			}
+		}, echomiddleware.Recover(), guarded)
+		e.GET("/", func(c echo.Context) error { return c.String(200, "page") })
+		e.GET("/panics", func(c echo.Context) error { panic("boom") })
 	})
 	for range 2 {
-		if code, body := get(t, s.URL+"/teapot"); code != http.StatusTeapot || !strings.Contains(body, "short and stout") {
-			t.Errorf("%d %q", code, body)
+		get(t, s.URL)
+		if g := <-got; g != (seen{200, 4}) {
+			t.Error(g)
 		}
-		if code, _ := get(t, s.URL+"/broken"); code != 500 {
-			t.Errorf("%d", code)
-		}
+	}
+	if code, _ := get(t, s.URL+"/panics"); code != 500 {
+		t.Error(code)
+	}
+}
+
+func TestInformationalResponses(t *testing.T) {
+	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		e.GET("/", func(c echo.Context) error {
+			c.Response().Header().Set("Link", "</a>; rel=preload")
+			c.Response().Writer.WriteHeader(103)
+			return c.String(200, "page")
+		}, guarded)
+	})
+	var codes []int
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
+		codes = append(codes, code)
+		return nil
+	}})
+	r, _ := http.NewRequestWithContext(ctx, "GET", s.URL, nil)
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != 200 || string(body) != "page" || !slices.Equal(codes, []int{103}) {
+		t.Errorf("%d %q after %v", resp.StatusCode, body, codes)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/labstack/echo/v5"
+	"github.com/labstack/echo/v4"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -55,12 +55,12 @@ func child(redisAddr string) error {
 	defer m.Close()
 	var runs atomic.Int64
 	e := echo.New()
-	e.GET("/page/:n", func(c *echo.Context) error {
+	e.GET("/page/:n", func(c echo.Context) error {
 		runs.Add(1)
 		time.Sleep(500 * time.Millisecond)
 		return c.String(200, "page "+c.Param("n"))
 	}, echoguard.Wrap(m))
-	e.GET("/runs", func(c *echo.Context) error { return c.String(200, fmt.Sprint(runs.Swap(0))) })
+	e.GET("/runs", func(c echo.Context) error { return c.String(200, fmt.Sprint(runs.Swap(0))) })
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err

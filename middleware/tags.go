@@ -1,0 +1,59 @@
+package middleware
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// PurgeTag forgets all responses that carry one of the tags
+// ([Options.TagHeaders], [Options.Tags]), at a cost that doesn't depend on how
+// many they are. What it promises is what Purge does: a run that is under way
+// won't bring one back, and a request that starts after PurgeTag returned is not
+// answered with what was produced before.
+//
+// Errors: those of [guard.Guard.DeleteTag].
+func (m *Middleware) PurgeTag(ctx context.Context, tags ...string) error {
+	return m.guard.DeleteTag(ctx, tags...)
+}
+
+// SoftPurgeTag marks them stale instead: see SoftPurge. Of a page that varies it
+// may forget all variants. Errors: those of [guard.Guard.ExpireTag].
+func (m *Middleware) SoftPurgeTag(ctx context.Context, tags ...string) error {
+	return m.guard.ExpireTag(ctx, tags...)
+}
+
+// tagsOf are the tags of a response to the request of a run, each once.
+func (m *Middleware) tagsOf(r *http.Request, h http.Header) []string {
+	var tags []string
+	add := func(tag string) {
+		if tag != "" && !slices.Contains(tags, tag) {
+			tags = append(tags, tag)
+		}
+	}
+	for _, name := range m.opts.TagHeaders {
+		for _, line := range h.Values(name) {
+			for tag := range strings.FieldsFuncSeq(line, func(c rune) bool { return c == ',' || c == ' ' || c == '\t' }) {
+				add(tag)
+			}
+		}
+	}
+	if m.opts.Tags != nil {
+		for _, tag := range m.opts.Tags(r, h) {
+			add(tag)
+		}
+	}
+	return tags
+}
+
+const maxTagSize = 256 // the guard's
+
+// mayCarry reports whether a response can be stored with the tags: without one of
+// them it would outlive its purge.
+func (m *Middleware) mayCarry(tags []string) bool {
+	return len(tags) <= cache.MaxTags-m.ownTags &&
+		!slices.ContainsFunc(tags, func(tag string) bool { return len(tag) > maxTagSize })
+}

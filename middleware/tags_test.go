@@ -1,0 +1,130 @@
+package middleware_test
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+// tagged answers with the number of its run; its tags are the query's.
+func tagged(headers ...string) http.HandlerFunc {
+	n := number()
+	return func(w http.ResponseWriter, r *http.Request) {
+		for _, name := range headers {
+			w.Header().Add(name, strings.ReplaceAll(r.URL.Query().Get("tags"), ".", " "))
+		}
+		n(w, r)
+	}
+}
+
+func TestPurgeTag(t *testing.T) {
+	for name, o := range map[string]middleware.Options{
+		"headers": {TagHeaders: []string{"surrogate-key", "Cache-Tag"}},
+		"func": {Tags: func(r *http.Request, _ http.Header) []string {
+			return strings.Split(r.URL.Query().Get("tags"), ".")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o.TTL, o.Stale = time.Minute, time.Minute
+			s := open(t, o, tagged("Surrogate-Key", "Cache-Tag"))
+			pages := []string{"/a?tags=x", "/b?tags=x.y", "/c?tags=z"}
+			stored := func(page string) string {
+				s.do(page)
+				g := s.do(page)
+				s.hit(g)
+				return g.body
+			}
+			before := map[string]string{}
+			for _, p := range pages {
+				before[p] = stored(p)
+			}
+			purge := func(do func() error, gone ...string) {
+				t.Helper()
+				if err := do(); err != nil {
+					t.Fatal(err)
+				}
+				for _, p := range pages {
+					g := s.do(p)
+					if slices.Contains(gone, p) {
+						eventually(t, p+" is produced anew", func() bool { g = s.do(p); return g.body != before[p] })
+					}
+					if new := g.body != before[p]; new != slices.Contains(gone, p) {
+						t.Errorf("%s: %q, was %q", p, g.body, before[p])
+					}
+					before[p] = g.body
+				}
+			}
+			purge(func() error { return s.m.PurgeTag(t.Context(), "y") }, pages[1])
+			purge(func() error { return s.m.PurgeTag(t.Context(), "x") }, pages[0], pages[1])
+			purge(func() error { return s.m.PurgeTag(t.Context(), "nothing") })
+			for _, p := range pages {
+				before[p] = stored(p)
+			}
+			if err := s.m.SoftPurgeTag(t.Context(), "z"); err != nil {
+				t.Fatal(err)
+			}
+			if g := s.do(pages[2]); g.body != before[pages[2]] {
+				t.Errorf("%q: what is stale is served while it is produced anew", g.body)
+			}
+			purge(func() error { return nil }, pages[2])
+		})
+	}
+}
+
+// A run that is under way brings back nothing that was purged, be it a page or
+// the first variant of one.
+func TestPurgeTagMeetsRunsUnderWay(t *testing.T) {
+	for _, vary := range []string{"", "Accept-Language"} {
+		t.Run("Vary: "+vary, func(t *testing.T) {
+			inside, release := make(chan struct{}), make(chan struct{})
+			n := number()
+			var s *site
+			s = open(t, middleware.Options{TTL: time.Minute, TagHeaders: []string{"Cache-Tag"}}, func(w http.ResponseWriter, r *http.Request) {
+				if s.runs.Load() == 1 {
+					close(inside)
+					<-release
+				}
+				w.Header().Set("Cache-Tag", "x")
+				if vary != "" {
+					w.Header().Set("Vary", vary)
+				}
+				n(w, r)
+			})
+			first := make(chan got, 1)
+			go func() { first <- s.do("/") }()
+			<-inside
+			if err := s.m.PurgeTag(t.Context(), "x"); err != nil {
+				t.Fatal(err)
+			}
+			close(release)
+			s.is(<-first, 200, "run 1")
+			s.is(s.do("/"), 200, "run 2")
+			s.is(s.do("/"), 200, "run 2")
+		})
+	}
+}
+
+// What can't carry its tags isn't shared, as it couldn't be purged.
+func TestTooManyTags(t *testing.T) {
+	var many []string
+	for i := range 17 {
+		many = append(many, fmt.Sprint("t", i))
+	}
+	for _, tags := range []string{strings.Join(many, ","), strings.Repeat("x", 257)} {
+		s := open(t, middleware.Options{TagHeaders: []string{"Cache-Tag"}}, saying(number(), "Cache-Control: max-age=60", "Cache-Tag: "+tags))
+		g := s.do("/")
+		s.is(g, 200, "run 1")
+		if !strings.Contains(g.status(), "detail=tags") {
+			t.Error(g.status())
+		}
+		s.is(s.do("/"), 200, "run 2")
+	}
+	s := open(t, middleware.Options{TagHeaders: []string{"Cache-Tag"}}, saying(number(), "Cache-Control: max-age=60", "Cache-Tag: "+strings.Join(many[:16], ",")))
+	s.is(s.do("/"), 200, "run 1")
+	s.is(s.do("/"), 200, "run 1")
+}
