@@ -53,9 +53,9 @@ func (s keyspace) entry(k string) string {
 	return s.namespace + ":{" + k + "}"
 }
 
-// alivePrefix is what the names of all liveness channels start with; the
-// process in hexadecimal follows.
-func (s keyspace) alivePrefix() string { return s.namespace + ":alive:" }
+// alive is the liveness channel of a process, which stands at its end in
+// hexadecimal: acquire.lua puts others in its place.
+func (s keyspace) alive(p Process) string { return s.namespace + ":alive:" + p.String() }
 
 // invalidations is the channel on which every change is told to near caches. It
 // belongs to no slot: in a cluster PUBLISH reaches all nodes.

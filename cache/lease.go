@@ -116,7 +116,7 @@ func (s *Redis) acquiring(names names, token Token, ask *Ask, over Token) invoca
 		[]string{names.entry, names.lease, names.tries, names.pause, names.failed(ask.LastHeld), names.failures},
 		[]any{
 			token[:], ask.TTL.Milliseconds(), ask.Seen, optional(ask.LastHeld), optional(ask.Suspect), optional(over),
-			ask.MaxAttempts, ask.Window.Milliseconds(), s.keys.alivePrefix(), s.livenessArg(),
+			ask.MaxAttempts, ask.Window.Milliseconds(), s.alive, s.livenessArg(),
 		},
 	}
 }

@@ -38,16 +38,16 @@ type node struct {
 	breaker *breaker
 	reads   *batcher
 	sub     *subscriber
+	ctx     context.Context // ends with the node
 	cancel  context.CancelFunc
 }
 
 func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Context)) *node {
 	n := &node{addr: addr, client: client, slots: make(chan struct{}, s.opts.MaxInFlight)}
-	var ctx context.Context
-	ctx, n.cancel = context.WithCancel(s.ctx)
+	n.ctx, n.cancel = context.WithCancel(s.ctx)
 	n.breaker = &breaker{
 		limit: int32(s.opts.BreakerFailures),
-		ctx:   ctx,
+		ctx:   n.ctx,
 		spawn: s.spawn,
 		probe: func(ctx context.Context) error {
 			onProbe(ctx)
@@ -69,7 +69,7 @@ func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Cont
 	}
 	n.breaker.arm()
 	n.reads = newBatcher(s, n)
-	n.sub = newSubscriber(s, n, ctx)
+	n.sub = newSubscriber(s, n, n.ctx)
 	return n
 }
 

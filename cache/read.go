@@ -25,7 +25,9 @@ type batcher struct {
 	mu      sync.Mutex
 	next    *batch   // collecting
 	senders int      // batches under way
+	parked  bool     // a sender waits for wake
 	missed  []string // names that the last batch found nothing under
+	wake    chan struct{}
 }
 
 const (
@@ -74,7 +76,9 @@ func (bt *batch) settle(results []readResult, err error) bool {
 	return true
 }
 
-func newBatcher(s *Redis, n *node) *batcher { return &batcher{s: s, n: n} }
+func newBatcher(s *Redis, n *node) *batcher {
+	return &batcher{s: s, n: n, wake: make(chan struct{}, 1)}
+}
 
 // read returns what is stored under the entry name.
 func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
@@ -114,7 +118,10 @@ func (b *batcher) join(add func(*batch)) *batch {
 	add(bt)
 	if b.senders < maxSenders || bt.size() >= maxBatch { // a full one doesn't wait
 		b.senders++
-		if !b.s.spawnCall(b.send) {
+		if b.parked {
+			b.parked = false
+			b.wake <- struct{}{}
+		} else if !b.s.spawnCall(newSender(b).run) {
 			return nil
 		}
 	}
@@ -174,34 +181,6 @@ func (s *nameSet) add(name string) int {
 	return i
 }
 
-// send sends batches until none is left, or until one got no answer in time:
-// the sender is then still at work in the client, and another takes its place.
-func (b *batcher) send() {
-	for {
-		b.mu.Lock()
-		if b.asksAgain() {
-			b.mu.Unlock()
-			_ = sleep(b.s.ctx, missPause)
-			b.mu.Lock()
-		}
-		bt := b.next
-		b.next, b.missed = nil, nil
-		if bt == nil {
-			b.senders--
-			b.mu.Unlock()
-			return
-		}
-		b.mu.Unlock()
-		if !b.n.breaker.allow() {
-			bt.settle(nil, errBreakerOpen)
-			continue
-		}
-		if !b.carryOut(bt) {
-			return
-		}
-	}
-}
-
 // asksAgain reports whether the next batch holds a name that the last one found
 // nothing under. b.mu is held.
 func (b *batcher) asksAgain() bool {
@@ -214,53 +193,6 @@ func (b *batcher) asksAgain() bool {
 		}
 	}
 	return false
-}
-
-// replace starts a sender in place of one that is stuck, if there is a batch.
-func (b *batcher) replace() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.next == nil || !b.s.spawnCall(b.send) {
-		b.senders--
-	}
-}
-
-// carryOut sends one batch and settles it, after manyTimeout at the latest. It
-// answers false if that came first. What do is for a single call, this is for
-// batches, without a goroutine for each.
-func (b *batcher) carryOut(bt *batch) bool {
-	after := b.n.breaker.sent()
-	// Reads of many keys may look up the records of very many tags at once.
-	ctx, cancel := context.WithTimeout(b.s.ctx, b.s.manyTimeout(len(bt.records.names)))
-	defer cancel()
-	inTime := context.AfterFunc(ctx, func() {
-		if bt.settle(nil, errTimeout) {
-			b.n.breaker.failed(after, errTimeout)
-			b.replace()
-		}
-	})
-	defer inTime()
-	select {
-	case b.n.slots <- struct{}{}:
-		defer func() { <-b.n.slots }()
-	case <-ctx.Done():
-		return false
-	}
-	tags := b.foresee(bt)
-	results, err := b.pipeline(ctx, bt)
-	err = classify("read", err)
-	b.note(bt.entries.names, results)
-	check := tags.begin(bt, results)
-	if !bt.settle(results, err) {
-		return false
-	}
-	check.finishLater()
-	if err == nil {
-		b.n.breaker.succeeded()
-	} else if tripsBreaker(err) {
-		b.n.breaker.failed(after, err)
-	}
-	return true
 }
 
 // note keeps the names of a small batch that nothing was found under; a large
@@ -281,16 +213,25 @@ func (b *batcher) note(names []string, results []readResult) {
 	b.missed = missed
 }
 
-// pipeline reads all names in one go.
-func (b *batcher) pipeline(ctx context.Context, bt *batch) ([]readResult, error) {
-	cmds := make([]readCmd, len(bt.entries.names))
-	pipe := b.s.client.Pipeline()
-	for i, name := range bt.entries.names {
-		cmds[i].get, cmds[i].pttl = redis.NewStringCmd(ctx, "get", name), redis.NewIntCmd(ctx, "pttl", name)
-		_ = pipe.Process(ctx, cmds[i].get)
-		_ = pipe.Process(ctx, cmds[i].pttl)
+// pipeline reads all names in one go, by a pipeline of the caller's.
+func (b *batcher) pipeline(ctx context.Context, pipe redis.Pipeliner, bt *batch) ([]readResult, error) {
+	names := bt.entries.names
+	cmds := make([]readCmd, len(names))
+	all := make([]redis.Cmder, 0, 2*len(names)+len(bt.records.names))
+	args := make([]any, 0, 4*len(names))
+	for i := range names {
+		args = append(args, "get", &names[i], "pttl", &names[i]) // a pointer needs no allocation
+		of := args[4*i:]
+		cmds[i].get, cmds[i].pttl = redis.NewStringCmd(ctx, of[:2:2]...), redis.NewIntCmd(ctx, of[2:4:4]...)
+		cmds[i].get.SetFirstKeyPos(1)
+		cmds[i].pttl.SetFirstKeyPos(1)
+		all = append(all, cmds[i].get, cmds[i].pttl)
 	}
-	records := recordCmds(ctx, pipe, bt.records.names)
+	records := recordCmds(ctx, bt.records.names)
+	for _, c := range records {
+		all = append(all, c)
+	}
+	_ = pipe.BatchProcess(ctx, all...)
 	if _, err := pipe.Exec(ctx); err != nil && !answeredAny(cmds) && !answeredRecords(records) {
 		return nil, err
 	}

@@ -144,7 +144,7 @@ func (s *Redis) readRest(ctx context.Context, n *node, names []string, rest []in
 	answers := make(chan []readResult, 1)
 	sent := time.Now()
 	err := s.readWithin(ctx, n, s.manyTimeout(len(rest)), func(ctx context.Context) error {
-		read, err := n.reads.pipeline(ctx, bt)
+		read, err := n.reads.pipeline(ctx, s.client.Pipeline(), bt)
 		answers <- read
 		return err
 	})

@@ -91,6 +91,7 @@ type Redis struct {
 	opts   Options
 	keys   keyspace
 	minter *Minter
+	alive  string // this process's liveness channel
 	topo   topology
 	ledger *ledger
 	ages   ages
@@ -144,6 +145,7 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 		ledger: newLedger(),
 		closed: make(chan struct{}),
 	}
+	s.alive = keys.alive(s.minter.Process())
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.liveness.Store(!opts.DisableLiveness)
 	if cc, ok := client.(clusterClient); ok {
@@ -299,7 +301,7 @@ func (s *Redis) probe() error {
 		return s.probeFailed(err)
 	}
 	err = s.do(ctx, n, "PUBSUB NUMSUB", func(ctx context.Context) error {
-		return n.client.PubSubNumSub(ctx, s.keys.alivePrefix()).Err()
+		return n.client.PubSubNumSub(ctx, s.alive).Err()
 	})
 	if errors.Is(err, ErrRefused) {
 		s.livenessOff(n.addr, err)
@@ -333,7 +335,7 @@ func (s *Redis) rehearse(ctx context.Context, key string) error {
 		token := s.minter.Token()
 		_, err := s.runFor(ctx, names.lease, "acquire", acquireScript,
 			[]string{names.entry, names.lease, names.tries, names.pause, names.failed(Token{}), names.failures},
-			token[:], ask.TTL.Milliseconds(), "", "", "", "", ask.MaxAttempts, ask.Window.Milliseconds(), s.keys.alivePrefix(), 0)
+			token[:], ask.TTL.Milliseconds(), "", "", "", "", ask.MaxAttempts, ask.Window.Milliseconds(), s.alive, 0)
 		return NewLease(key, token), err
 	}
 	steps := []func() error{

@@ -55,7 +55,7 @@ type channel struct {
 func newSubscriber(s *Redis, n *node, ctx context.Context) *subscriber {
 	sub := &subscriber{
 		s: s, n: n,
-		alive:    s.keys.alivePrefix() + s.minter.Process().String(),
+		alive:    s.alive,
 		channels: map[string]*channel{},
 		live:     make(chan struct{}),
 		kick:     make(chan struct{}, 1),

@@ -27,14 +27,13 @@ type foundRecord struct {
 
 var recordFields = [...]string{"e", "d", "x", "n"}
 
-func recordCmds(ctx context.Context, pipe redis.Pipeliner, names []string) []*redis.SliceCmd {
+func recordCmds(ctx context.Context, names []string) []*redis.SliceCmd {
 	if len(names) == 0 {
 		return nil
 	}
 	cmds := make([]*redis.SliceCmd, len(names))
 	for i, name := range names {
 		cmds[i] = redis.NewSliceCmd(ctx, "hmget", name, recordFields[0], recordFields[1], recordFields[2], recordFields[3])
-		_ = pipe.Process(ctx, cmds[i])
 	}
 	return cmds
 }

@@ -75,18 +75,13 @@ func (e *engine) pursue(c call) *outcome {
 	}
 	var (
 		num    uint64 // this caller's, drawn when it first needs one
-		fs     = &e.flights
-		waited = newPatience(e.policy.WaitTimeout)
-		soft   = newPatience(e.policy.SoftTimeout)
+		fs     = e.flightsOf(c)
+		began  = time.Now()
+		waited = patience{end: began.Add(e.policy.WaitTimeout)}
+		soft   = patience{end: began.Add(e.policy.SoftTimeout), off: e.policy.SoftTimeout == 0 || c.force}
 	)
 	defer waited.stop()
 	defer soft.stop()
-	if c.force {
-		fs = &e.forced
-	}
-	if e.policy.SoftTimeout == 0 || c.force {
-		soft.stop()
-	}
 	var t ticket // of the first round: what is accepted in a later one may rest on a command as old
 	if e.near != nil {
 		t = e.near.ticket(c.key)
@@ -95,7 +90,7 @@ func (e *engine) pursue(c call) *outcome {
 		// While the key has a flight a newcomer joins it unread: the sharing rule
 		// says whether its outcome will do, and commands don't grow with callers.
 		var rd read
-		o := &outcome{then: fetch}
+		var o *outcome // nil: to be fetched
 		if round > 0 || !fs.has(c.key) {
 			rd = e.read(c)
 			if o := e.endedFor(c.ctx, rd.err); o != nil {
@@ -105,16 +100,17 @@ func (e *engine) pursue(c call) *outcome {
 				o = e.judge(rd, c)
 			}
 		}
-		if o.then == fetch {
+		if o == nil || o.then == fetch {
 			if within(c.ctx, e, c.key) {
 				return &outcome{err: e.reentrant(c.key)}
 			}
 			if num == 0 {
 				num = e.tick()
 			}
-			o = e.share(sharing{call: c, num: num, fs: fs, waited: waited, soft: soft, rd: &rd},
+			known := rd // rd itself would be allocated for each hit, too
+			o = e.share(sharing{call: c, num: num, fs: fs}, &waited, &soft, &rd,
 				func(f *flight) *outcome {
-					o := e.fly(fs, f, c, rd)
+					o := e.fly(fs, f, c, known)
 					if c.force && e.near != nil && o.stored {
 						// What it replaces may be fresh, and its callers may have left.
 						e.near.forget(c.key)
@@ -123,7 +119,7 @@ func (e *engine) pursue(c call) *outcome {
 				})
 		}
 		if o.then == fetchLocal {
-			o = e.shareLocally(c, waited)
+			o = e.shareLocally(c, &waited)
 		}
 		switch o.then {
 		case fetchAlone:
@@ -142,6 +138,14 @@ func (e *engine) pursue(c call) *outcome {
 		}
 		return e.mask(c, o, rd)
 	}
+}
+
+// flightsOf are the flights that a call may share.
+func (e *engine) flightsOf(c call) *flights {
+	if c.force {
+		return &e.forced
+	}
+	return &e.flights
 }
 
 // A read is what a caller has read, and when. The zero read is none.
@@ -207,16 +211,17 @@ func (e *engine) judge(rd read, c call) *outcome {
 // A sharing is one caller's wait for a flight.
 type sharing struct {
 	call
-	num          uint64 // the caller's
-	fs           *flights
-	waited, soft *patience
-	rd           *read // what the caller has read, for when it takes long; nil: not asked for
+	num uint64 // the caller's
+	fs  *flights
 }
 
 // share waits for the key's flight among s.fs, as its first caller, who brings
 // what it runs, or a later one, until there is an outcome that the caller may
-// have.
-func (e *engine) share(s sharing, run func(*flight) *outcome) *outcome {
+// have. rd is what the caller has read, for when it takes long.
+//
+// What is passed by pointers apart from s is kept by nobody, and needn't be
+// allocated.
+func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*flight) *outcome) *outcome {
 	f, result, first := s.fs.join(s.key, s.num, run)
 	if f == nil {
 		return &outcome{err: ErrClosed}
@@ -234,14 +239,14 @@ func (e *engine) share(s sharing, run func(*flight) *outcome) *outcome {
 			superseded = nil
 		case <-s.ctx.Done():
 			return &outcome{err: context.Cause(s.ctx)}
-		case <-s.soft.over():
-			s.soft.stop()
-			if o := e.mask(s.call, &outcome{err: errSoftTimeout}, *s.rd); o.err == nil {
+		case <-soft.over():
+			soft.stop()
+			if o := e.mask(s.call, &outcome{err: errSoftTimeout}, *rd); o.err == nil {
 				return o
 			}
-		case <-s.waited.over():
+		case <-waited.over():
 			if first && s.fs.leading(f) {
-				s.waited.stop() // it waits for its own fetch, which has a bound of its own
+				waited.stop() // it waits for its own fetch, which has a bound of its own
 				continue
 			}
 			return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, e.policy.WaitTimeout, e.about(s.key))}
@@ -257,7 +262,7 @@ func (e *engine) shareLocally(c call, waited *patience) *outcome {
 	}
 	num := e.tick()
 	for {
-		o := e.share(sharing{call: c, num: num, fs: &e.locals, waited: waited, soft: &patience{off: true}},
+		o := e.share(sharing{call: c, num: num, fs: &e.locals}, waited, &patience{off: true}, &read{},
 			func(f *flight) *outcome { return e.local(f, c) })
 		if o.then != fetch {
 			return o

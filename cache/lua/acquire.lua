@@ -9,7 +9,8 @@
 --       6 over                  own token whose grant was never answered; empty: none
 --       7 max attempts          0: no limit
 --       8 window                ms an attempt is remembered
---       9 alive prefix          of the channels that processes subscribe to
+--       9 own channel           which the caller's process is subscribed to: it ends in
+--                               the process, in 16 hexadecimal digits
 --      10 liveness              1, or 0 where processes can't be watched
 --
 -- Replies
@@ -25,15 +26,15 @@
 
 local token, seen, suspect, over = ARGV[1], ARGV[3], ARGV[5], ARGV[6]
 
--- Is somebody subscribed to the process that a token names? Where that can't be
--- asked, everybody counts as watched: a holder is never declared dead by an ACL.
-local function watched(process)
-  local channel = ARGV[9] .. (process:gsub('.', function(c)
-    return string.format('%02x', string.byte(c))
-  end))
-  local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
-  return reply.err ~= nil or reply[2] ~= 0
+-- The channel that the process of a token is subscribed to.
+local function channel(of)
+  return ARGV[9]:sub(1, -17) .. string.format('%02x%02x%02x%02x%02x%02x%02x%02x', of:byte(1, 8))
 end
+
+-- Is nobody subscribed to the channel that is the nth of a reply? Where that
+-- can't be asked, everybody counts as watched: a holder is never declared dead by
+-- an ACL.
+local function nobody(reply, nth) return reply.err == nil and reply[2 * nth] == 0 end
 
 -- A key of a foreign type has no first bytes: it counts as no entry, and the
 -- fill's SET replaces it.
@@ -49,18 +50,25 @@ end
 local pause = redis.call('GET', KEYS[4])
 if pause then return {'paused', pause, redis.call('PTTL', KEYS[4])} end
 
-local liveness = ARGV[10] == '1'
-if liveness and not watched(token:sub(1, 8)) then return {'unsubscribed'} end
+local lease = redis.call('GET', KEYS[2])
+if lease and #lease ~= 17 then lease = false end -- foreign bytes are nobody's lease
+
+-- The caller and the holder are looked after in one command.
+local liveness, abandoned = ARGV[10] == '1', false
+if liveness then
+  local reply
+  if lease and lease:sub(17, 17) == '1' then
+    reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9], channel(lease))
+    abandoned = nobody(reply, 2)
+  else
+    reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9])
+  end
+  if nobody(reply, 1) then return {'unsubscribed'} end
+end
 
 local takenover = 0
-local lease = redis.call('GET', KEYS[2])
-if lease and #lease ~= 17 then
-  lease = false -- foreign bytes are nobody's lease
-  redis.call('DEL', KEYS[2])
-end
 if lease then
   local holder = lease:sub(1, 16)
-  local abandoned = liveness and lease:sub(17, 17) == '1' and not watched(holder:sub(1, 8))
   if holder == suspect and abandoned then
     takenover = 1
   elseif holder ~= over then
@@ -74,14 +82,14 @@ if lease then
 end
 
 -- Deaths are counted by process: one death can leave two tokens.
-local limit = tonumber(ARGV[7])
-if limit > 0 and liveness and redis.call('SCARD', KEYS[3]) >= limit then
+local limit, tries = tonumber(ARGV[7]), redis.call('SCARD', KEYS[3])
+if limit > 0 and liveness and tries >= limit then
   local dead, known = 0, {}
   for _, try in ipairs(redis.call('SMEMBERS', KEYS[3])) do
     local process = try:sub(1, 8)
     if known[process] == nil then
       known[process] = true
-      if not watched(process) then dead = dead + 1 end
+      if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead = dead + 1 end
     end
   end
   if dead >= limit then return {'quarantined', redis.call('PTTL', KEYS[3])} end
@@ -89,12 +97,7 @@ end
 
 -- What may fail, on keys of a foreign type, comes before the lease is set.
 local failures = tonumber(redis.call('GET', KEYS[6]) or 0) or 0
-redis.call('SADD', KEYS[3], token)
+tries = tries + redis.call('SADD', KEYS[3], token)
 redis.call('PEXPIRE', KEYS[3], ARGV[8])
-local value = token .. (liveness and '1' or '0')
-if lease then
-  redis.call('SET', KEYS[2], value, 'PX', ARGV[2])
-else
-  redis.call('SET', KEYS[2], value, 'NX', 'PX', ARGV[2])
-end
-return {'granted', takenover, redis.call('SCARD', KEYS[3]), failures}
+redis.call('SET', KEYS[2], token .. (liveness and '1' or '0'), 'PX', ARGV[2])
+return {'granted', takenover, tries, failures}

@@ -58,7 +58,7 @@ var mutants = []mutant{
 	{"acquire ignores the lease", script("acquire", "elseif holder ~= over then", "elseif false then"), []string{"fence"}},
 	{"acquire takes over at the first look", script("acquire", "holder == suspect and abandoned", "abandoned"), []string{"fence"}},
 	{"acquire takes over from the living", script("acquire", "holder == suspect and abandoned", "holder == suspect"), []string{"takeover"}},
-	{"quarantine counts the living", script("acquire", "if not watched(process) then dead", "if true then dead"), []string{"P7"}},
+	{"quarantine counts the living", script("acquire", "if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead"), []string{"P7"}},
 	{"quarantine counts who left in order", script("release", "redis.call('SREM', KEYS[2], ARGV[1])", ""), []string{"left behind", "P7"}},
 	{"reads join one that was sent before", from(true, wrap(func(s cache.Store) cache.Store { return &joining{Store: s, under: map[string]*reading{}} })), []string{"P3"}},
 	{"waiters believe word of any lease", from(true, wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}} })), []string{"P3", "sharing"}},
