@@ -70,19 +70,26 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 	return &Guard[V]{engine: e, near: e.near, clone: clone}, nil
 }
 
-// nearValue is the value in the near cache, if it may be used.
-func (g *Guard[V]) nearValue(ctx context.Context, key string) (v V, n nearValue, ok bool) {
+// nearValue is the value in the near cache, if it may be used, or nil.
+func (g *Guard[V]) nearValue(ctx context.Context, key string) *nearValue {
 	if g.near == nil {
-		return v, n, false
+		return nil
 	}
-	if n, ok = g.near.get(key); !ok || ctx.Err() != nil || g.engine.ctx.Err() != nil {
-		return v, n, false
+	n := g.near.get(key)
+	if n == nil || ctx.Err() != nil || g.engine.ctx.Err() != nil {
+		return nil
 	}
-	v = *n.value.(*V)
+	g.near.hits.add()
+	return n
+}
+
+// shared is a value for one of those who share it.
+func (g *Guard[V]) shared(value any) V {
+	v := *value.(*V)
 	if g.clone != nil {
 		v = g.clone(v)
 	}
-	return v, n, true
+	return v
 }
 
 // Get returns the value of key: the stored one while it is fresh, or stale if
@@ -95,8 +102,8 @@ func (g *Guard[V]) nearValue(ctx context.Context, key string) (v V, n nearValue,
 // [*ExhaustedError]; [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
 // the fetch goes on for the others.
 func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	if v, _, ok := g.nearValue(ctx, key); ok {
-		return v, nil
+	if n := g.nearValue(ctx, key); n != nil {
+		return g.shared(n.value), nil
 	}
 	return g.get(call{ctx: ctx, key: key, fetch: plain(fetch)})
 }
@@ -116,24 +123,16 @@ func (g *Guard[V]) get(c call) (V, error) {
 		var zero V
 		return zero, o.err
 	}
-	return g.valueOf(o), nil
-}
-
-func (g *Guard[V]) valueOf(o *outcome) V {
-	v := *o.value.(*V)
-	if g.clone != nil {
-		v = g.clone(v)
-	}
-	return v
+	return g.shared(o.value), nil
 }
 
 // Load is Get for those who want to say or know more: the fetch is told about
 // the last value and may set its value's terms, and the result says where the
 // value comes from.
 func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	if v, n, ok := g.nearValue(ctx, key); ok {
+	if n := g.nearValue(ctx, key); n != nil {
 		age := n.entry.Age + time.Since(n.at)
-		return Result[V]{Value: v, Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
+		return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
 	}
 	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, tags: true, fetch: telling(fetch)}))
 }
@@ -280,7 +279,7 @@ func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 	if o.err != nil {
 		return Result[V]{}, o.err
 	}
-	r := Result[V]{Value: g.valueOf(o), Source: o.source, Stored: o.stored}
+	r := Result[V]{Value: g.shared(o.value), Source: o.source, Stored: o.stored}
 	if o.entry != nil {
 		r.Age = o.entry.Age
 		r.TTL = max(0, min(o.entry.Entry.FreshFor-o.entry.Age, time.Duration(cache.MaxTTL)))

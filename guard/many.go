@@ -42,8 +42,8 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 	if g.near != nil {
 		ask = make([]string, 0, len(keys))
 		for _, key := range keys {
-			if v, _, ok := g.nearValue(ctx, key); ok {
-				values[key] = v
+			if n := g.nearValue(ctx, key); n != nil {
+				values[key] = g.shared(n.value)
 			} else {
 				ask = append(ask, key)
 			}
@@ -59,18 +59,14 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 	served, left := m.read(ask)
 	for i, value := range served {
 		if value != nil {
-			v := *value.(*V)
-			if g.clone != nil {
-				v = g.clone(v)
-			}
-			values[ask[i]] = v
+			values[ask[i]] = g.shared(value)
 		}
 	}
 	var failed map[string]error
 	for _, p := range m.pursue(left) {
 		switch err := p.o.err; {
 		case err == nil:
-			values[p.key] = g.valueOf(p.o)
+			values[p.key] = g.shared(p.o.value)
 		case !errors.Is(err, ErrNotFound):
 			if failed == nil {
 				failed = map[string]error{}

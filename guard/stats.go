@@ -78,10 +78,9 @@ func (g *Guard[V]) Stats() Stats {
 		s.Budget = e.policy.Budget.Known()
 	}
 	if e.near != nil {
-		snapshot := e.near.hits.Snapshot()
 		s.NearBypasses = e.near.bypasses.Load()
-		s.NearHits = snapshot.Hits - min(snapshot.Hits, s.NearBypasses)
-		s.NearEvictions = snapshot.Evictions
+		s.NearHits = e.near.hits.sum()
+		s.NearEvictions = e.near.evictions.Load()
 		s.NearEntries = e.near.values.EstimatedSize()
 	}
 	for _, fs := range e.allFlights() {
