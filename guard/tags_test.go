@@ -573,7 +573,7 @@ func TestDeleteTagWithRedisAwayIsAnError(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := w.fleet(1, policy(tagged("t")))[0]
 		must(w, g.Set(ctx, "k", "v"))
-		w.server.Stop()
+		must(w, w.server.Stop())
 		for range 5 {
 			if err := g.DeleteTag(ctx, "t"); !errors.Is(err, guard.ErrUnavailable) {
 				w.Errorf("DeleteTag: %v", err)
