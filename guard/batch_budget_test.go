@@ -252,3 +252,56 @@ func TestStaleKeysOfABatchWaitForTheBudgetUnasked(t *testing.T) {
 		}
 	})
 }
+
+// panicsWhen is an Observer that panics at events of a kind.
+type panicsWhen struct{ kind cache.EventKind }
+
+func (p panicsWhen) Observe(e guard.Event) {
+	if e.Kind == p.kind {
+		panic("observer")
+	}
+}
+
+func TestObserverThatPanicsOverABudgetLeavesNoLeaseBehind(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(1, policy())
+		g := w.guard(w.open(), policy(func(p *guard.Policy) { p.Budget, p.Observer = drained{}, panicsWhen{cache.BudgetExhausted} }))
+		time.Sleep(time.Second)
+		if _, err := g.GetMany(w.Context(), []string{"a", "b"}, neverMany); err == nil {
+			w.Error("no error of many")
+		}
+		if _, err := g.Get(w.Context(), "c", never); err == nil {
+			w.Error("no error of one")
+		}
+		start := time.Now()
+		getMany(w, fleet[0], []string{"a", "b", "c"}, (&manyOrigin{}).fetch)
+		if took := time.Since(start); took > 50*time.Millisecond {
+			w.Errorf("a lease was left behind: %v", took)
+		}
+	})
+}
+
+// A guard that is closed while a batch waits for its budget gives the leases back.
+func TestCloseEndsABatchsWaitForItsBudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(30*time.Minute), policy(waits))
+		get(w, all[0].Guard, "other", (&origin{}).fetch)
+		done := make(chan error, 1)
+		go func() {
+			_, err := all[0].GetMany(w.Context(), []string{"a", "b"}, neverMany)
+			done <- err
+		}()
+		time.Sleep(time.Second)
+		must(w, all[0].Close())
+		if err := <-done; !errors.Is(err, guard.ErrClosed) {
+			w.Error(err)
+		}
+		free := w.guard(w.open(), policy())
+		time.Sleep(time.Second)
+		start := time.Now()
+		getMany(w, free, []string{"a", "b"}, (&manyOrigin{}).fetch)
+		if took := time.Since(start); took > 50*time.Millisecond {
+			w.Errorf("a lease was left behind: %v", took)
+		}
+	})
+}

@@ -25,7 +25,7 @@ type Fill[V any] struct {
 
 	// TTL is how long the value will be fresh; preset from the policy. Zero or
 	// less hands the value to those who wait for it now, and to nobody later; in
-	// other processes only if it is small (64 KiB).
+	// other processes only if it is small (64 KiB) and carries no tags.
 	TTL time.Duration
 	// StaleFor is how long the value may be served stale after that; preset from
 	// the policy's Stale. Off forbids it, also when a fetch fails.
@@ -57,7 +57,8 @@ type StaleUse byte
 const (
 	// ServeStale: it is served while it is refreshed, and stands in for errors.
 	ServeStale StaleUse = iota
-	// OnlyIfError: it stands in for errors, for callers who waited.
+	// OnlyIfError: it stands in for errors, for callers who waited, if the policy
+	// has StaleIfError.
 	OnlyIfError
 	// OnlyValidate: nobody gets it. The next fetch is told ([Fill.Stale]), for a
 	// conditional request. A TTL of zero or less is then no reason not to keep it.

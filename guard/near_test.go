@@ -53,6 +53,7 @@ func TestNearValueIsServedWithoutAskingTheStore(t *testing.T) {
 
 // pitfall 24
 func TestEveryProcessHearsOfAChange(t *testing.T) {
+	others := []string{"a", "b", "c"} // one may share the stamp of k, by chance
 	for name, change := range map[string]func(*guard.Guard[string]) error{
 		"Delete": func(g *guard.Guard[string]) error { return g.Delete(context.Background(), "k") },
 		"Set":    func(g *guard.Guard[string]) error { return g.Set(context.Background(), "k", "set") },
@@ -65,7 +66,9 @@ func TestEveryProcessHearsOfAChange(t *testing.T) {
 				o := &origin{}
 				for _, g := range fleet {
 					get(w, g, "k", o.fetch)
-					get(w, g, "other", o.fetch)
+					for _, other := range others {
+						get(w, g, other, o.fetch)
+					}
 				}
 				must(w, change(fleet[0]))
 				synctest.Wait()
@@ -73,8 +76,8 @@ func TestEveryProcessHearsOfAChange(t *testing.T) {
 					if v := get(w, g, "k", o.fetch); v == "v1" {
 						w.Errorf("process %d still has the old value", i)
 					}
-					if _, s := source(w, g, "other"); s != guard.FromNear {
-						w.Errorf("process %d lost another key: from %v", i, s)
+					if !slices.ContainsFunc(others, func(key string) bool { _, s := source(w, g, key); return s == guard.FromNear }) {
+						w.Errorf("process %d lost all other keys", i)
 					}
 				}
 			})

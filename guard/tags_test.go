@@ -15,6 +15,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
 // ctx is for calls that nothing is to end.
@@ -572,7 +573,7 @@ func TestDeleteTagWithRedisAwayIsAnError(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := w.fleet(1, policy(tagged("t")))[0]
 		must(w, g.Set(ctx, "k", "v"))
-		w.server.Stop()
+		must(w, w.server.Stop())
 		for range 5 {
 			if err := g.DeleteTag(ctx, "t"); !errors.Is(err, guard.ErrUnavailable) {
 				w.Errorf("DeleteTag: %v", err)
@@ -674,4 +675,77 @@ func TestTagsOfIsValidated(t *testing.T) {
 			w.Errorf("a TagsOf of another type: %v", err)
 		}
 	})
+}
+
+// An entry whose tags can't be read is fetched anew, and overwritten, among many
+// as by itself.
+func TestDamagedTagsOfABatchAreOverwritten(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = func(key, _ string) []string { return []string{key} } }))[0]
+		keys := []string{"a", "b", "c", "d"}
+		o := &manyOrigin{}
+		getMany(w, g, keys, o.fetch)
+		for key, damage := range map[string]func(entry []byte) []byte{
+			"a": func(b []byte) []byte { return b[:cache.HeaderSize+10] },
+			"b": func(b []byte) []byte { b[cache.HeaderSize+16] = 200; return b },
+			"c": func(b []byte) []byte { b[cache.HeaderSize+17] = 0xff; return b },
+		} {
+			name := "test:{g:" + key + "}"
+			v, err := w.server.Get(name)
+			must(w, err)
+			must(w, w.server.Set(name, string(damage([]byte(v)))))
+			w.server.SetTTL(name, time.Minute)
+		}
+		for range 2 {
+			equal(w, getMany(w, g, keys, o.fetch), valuesOf(keys))
+		}
+		o.called(w, 2)
+		if n := g.Stats().Damaged; n != 3 {
+			w.Errorf("%d entries were damaged, want 3", n)
+		}
+	})
+}
+
+// A Redis that fills up while something is fetched that carries tags takes the
+// lease back all the same.
+func TestTagsThatDoNotFitLeaveNoLeaseBehind(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	admin := server.Client()
+	guards := make([]*guard.Guard[string], 2)
+	for i := range guards {
+		s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		if guards[i], err = guard.New[string](s, "g", guard.Policy{TTL: time.Minute, Tags: []string{"t"}, Lease: 30 * time.Second, FetchTimeout: 30 * time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = guards[i].Close() })
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	full := func(limit string) {
+		if err := admin.ConfigSet(ctx, "maxmemory", limit).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if v, err := guards[0].Get(ctx, "one", func(context.Context) (string, error) { full("1"); return "v", nil }); v != "v" || err != nil {
+		t.Errorf("%q, %v", v, err)
+	}
+	full("0")
+	keys := []string{"a", "b"}
+	got, err := guards[0].GetMany(ctx, keys, func(context.Context, []string) (map[string]string, error) { full("1"); return valuesOf(keys), nil })
+	if len(got) != 2 || err != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+	full("0")
+	for _, key := range append(keys, "one") {
+		if n, err := admin.Exists(ctx, "test:{g:"+key+"}:lease").Result(); n != 0 || err != nil {
+			t.Errorf("the lease of %s is left, %v", key, err)
+		}
+		if v, err := guards[1].Get(ctx, key, func(context.Context) (string, error) { return "new", nil }); v != "new" || err != nil {
+			t.Errorf("%s: %q, %v", key, v, err)
+		}
+	}
 }

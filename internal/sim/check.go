@@ -22,7 +22,7 @@ type book struct {
 	sent     map[string]bool    // tokens of acquires that were carried out
 	failed   map[string]failing // by token, as Redis accepted it
 	stored   map[string]storing // values that were in Redis
-	barriers map[string][]*op   // by key: Set, Delete and Expire that returned nil
+	barriers map[string][]*op   // by key or tag: changes that returned nil
 	looks    map[look]time.Time // since when a holder was seen to be unwatched
 	lost     map[string]string  // by token: how its lease ended while it was held
 	beside   int                // fetches that started beside one whose lease was lost
@@ -131,6 +131,10 @@ func (b *book) carriedOut(w *world, c *call, before, after map[string]content) {
 	case c.is("set"), c.is("delete"), c.is("expire"):
 		if c.op != nil {
 			c.op.carriedOut = w.step()
+		}
+	case c.is("tag"):
+		if c.op != nil {
+			c.op.carriedOut = c.op.start // what was fetched from then on may count
 		}
 	}
 }

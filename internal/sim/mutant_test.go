@@ -63,6 +63,9 @@ var mutants = []mutant{
 	{"reads join one that was sent before", from(true, wrap(func(s cache.Store) cache.Store { return &joining{Store: s, under: map[string]*reading{}} })), []string{"P3"}},
 	{"waiters believe word of any lease", from(true, wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}} })), []string{"P3", "sharing"}},
 	{"a fetch's failure is kept to itself", wrap(func(s cache.Store) cache.Store { return silent{s} }), []string{"leak"}},
+	{"a tag's deletion isn't recorded", from(true, script("tag", "redis.call('HSET', KEYS[1], ARGV[3], string.format('%.0f', mark))", "")), []string{"P3"}},
+	{"a tag's deletion doesn't advance the clock", from(true, script("clock", "'HINCRBY', KEYS[1], 'n', ARGV[2]", "'HINCRBY', KEYS[1], 'n', 0")), []string{"P3"}},
+	{"tie tells of no deletion", from(true, script("tie", "return {deleted, expired}", "return {0, expired}")), []string{"P3"}},
 	{"callers wait for Redis whatever their deadline", from(true, wrap(func(s cache.Store) cache.Store { return patient{s} })), []string{"P4"}},
 }
 

@@ -24,10 +24,12 @@ const (
 	del
 	expire
 	reset
+	delTag
+	expireTag
 )
 
 func (k kind) String() string {
-	return [...]string{"get", "peek", "set", "delete", "expire", "reset"}[k]
+	return [...]string{"get", "peek", "set", "delete", "expire", "reset", "delete tag", "expire tag"}[k]
 }
 
 // An op is one call of a guard, by one caller.
@@ -36,7 +38,7 @@ type op struct {
 	id   int
 	p    *process
 	kind kind
-	key  string
+	key  string // or tag
 
 	start    int // step
 	began    time.Time
@@ -112,6 +114,10 @@ func (o *op) run(ctx context.Context) {
 		o.err = g.Expire(ctx, o.key)
 	case reset:
 		o.err = g.Reset(ctx, o.key)
+	case delTag:
+		o.err = g.DeleteTag(ctx, o.key)
+	case expireTag:
+		o.err = g.ExpireTag(ctx, o.key)
 	}
 }
 

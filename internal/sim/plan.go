@@ -12,6 +12,7 @@ import (
 type plan struct {
 	processes, keys, ops int
 	calm                 bool // nothing goes wrong, and nothing takes long
+	tagged               bool // values carry tags: see tagsOf
 
 	policy       guard.Policy
 	redisTimeout time.Duration
@@ -50,6 +51,17 @@ const (
 
 func (t trouble) String() string {
 	return [...]string{"crash", "freeze", "cut subscription", "evict lease", "flush scripts", "bad weather", "leave in order"}[t]
+}
+
+// tagsOf are what the values of a key carry: a tag of its own, and one of all.
+func tagsOf(key string) []string { return []string{"of " + key, "of all"} }
+
+// tag makes the values carry tags. It draws nothing, so that a seed is what it
+// would be without.
+func (p *plan) tag() {
+	p.tagged = true
+	p.policy.TagsOf = func(key, _ string) []string { return tagsOf(key) }
+	p.description += "; tags"
 }
 
 func pick[T any](rng *rand.Rand, of ...T) T { return of[rng.IntN(len(of))] }

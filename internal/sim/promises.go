@@ -68,7 +68,7 @@ func (b *book) returned(w *world, o *op) {
 		b.gaveError(w, o)
 	case o.kind == get || o.kind == peek:
 		b.gaveValue(w, o)
-	case o.kind == set || o.kind == del || o.kind == expire:
+	case o.kind != reset:
 		if o.carriedOut == 0 {
 			w.violate("P3", "%v returned nil, and Redis has never seen it", o)
 		}
@@ -97,9 +97,13 @@ func (b *book) gaveValue(w *world, o *op) {
 		w.violate("value", "%v of %s was given %q", o, o.key, o.value)
 		return
 	}
-	for _, c := range b.barriers[o.key] {
+	barriers := b.barriers[o.key]
+	for _, tag := range tagsOf(o.key) {
+		barriers = append(slices.Clip(barriers), b.barriers[tag]...)
+	}
+	for _, c := range barriers {
 		// Expire is a barrier only where nothing stale may be served; Peek does.
-		if c.kind == expire && (o.kind == peek || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0) {
+		if (c.kind == expire || c.kind == expireTag) && (o.kind == peek || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0) {
 			continue
 		}
 		if c.end < o.start && from < c.carriedOut {

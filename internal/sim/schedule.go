@@ -59,8 +59,12 @@ func (w *world) newOp() {
 	} else if n > 95 {
 		k = peek
 	}
+	key := "k" + strconv.Itoa(w.rng.IntN(w.plan.keys))
+	if w.plan.tagged && k != get && k != peek && w.rng.IntN(2) == 0 {
+		k, key = pick(w.rng, delTag, delTag, expireTag), pick(w.rng, tagsOf(key)...)
+	}
 	w.clock.Add(1)
-	w.startOp(up[w.rng.IntN(len(up))], k, "k"+strconv.Itoa(w.rng.IntN(w.plan.keys)))
+	w.startOp(up[w.rng.IntN(len(up))], k, key)
 	w.quiet()
 }
 

@@ -155,6 +155,9 @@ func without[T comparable](s []T, v T) []T {
 
 func (w *world) run() {
 	w.plan = newPlan(w.rng)
+	if w.cfg.Seed%4 == 3 {
+		w.plan.tag()
+	}
 	w.history.start = time.Now()
 	w.say("seed %d: %s", w.cfg.Seed, w.plan.description)
 	var err error
