@@ -3,6 +3,7 @@ package budget_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -442,6 +443,101 @@ func TestClosedBudgetGrantsNothing(t *testing.T) {
 		}
 		if err := b.Pause(context.Background(), time.Second); !errors.Is(err, budget.ErrClosed) {
 			t.Errorf("Pause: %v", err)
+		}
+	})
+}
+
+// A Redis whose clock was set back, or one that takes over with another clock, holds
+// nobody up for as long as that: what was granted lies ahead of it, and so does the
+// end of the upstream's word.
+func TestClockThatGoesBackStopsNobody(t *testing.T) {
+	for _, heard := range []string{"", " 0 50 %d"} {
+		inBubble(t, 1, perSecond(10, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+			later := time.Now().Add(time.Hour)
+			state := fmt.Sprintf("1.000000 %d 7", later.UnixMicro())
+			if heard != "" {
+				state += fmt.Sprintf(heard, later.Add(10*time.Minute).UnixMicro())
+			}
+			if err := s.Set("budget:{vendor}:state", state); err != nil {
+				t.Fatal(err)
+			}
+			b := all[0]
+			if _, err := b.Spend(context.Background(), guard.Spending{Cost: 1}); err != nil {
+				t.Errorf("with the state %q: %v", state, err)
+			}
+			if heard == "" {
+				return
+			}
+			_, err := b.Spend(context.Background(), guard.Spending{Cost: 50}) // one more than is left
+			var exhausted *budget.ExhaustedError
+			if !errors.As(err, &exhausted) || exhausted.RetryAfter > 11*time.Minute {
+				t.Errorf("of the upstream's word: %v, want 10 minutes", err)
+			}
+		})
+	}
+}
+
+func TestEmptiedRedisBeginsAgain(t *testing.T) {
+	inBubble(t, 2, perSecond(1, 5), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		var held []guard.Expense
+		for range 3 {
+			e, err := all[0].Spend(context.Background(), guard.Spending{Cost: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, e)
+		}
+		if err := s.Client().FlushAll(context.Background()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range held {
+			e.Settle(0) // what is refunded was forgotten
+		}
+		n := 0
+		for range 20 {
+			for _, b := range all {
+				if spend(b, guard.Critical) {
+					n++
+				}
+			}
+		}
+		if n != 5 {
+			t.Errorf("%d calls at once, want the burst of 5", n)
+		}
+	})
+}
+
+func TestCostsAreMadeSane(t *testing.T) {
+	inBubble(t, 1, perSecond(1, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		for _, c := range []int{0, -1, math.MinInt} {
+			for range 100 {
+				e, err := b.Spend(context.Background(), guard.Spending{Cost: c})
+				if err != nil {
+					t.Fatalf("cost %d: %v", c, err)
+				}
+				e.Settle(c)
+			}
+		}
+		if s := b.Known(); s.Spent != 0 {
+			t.Errorf("%+v", s)
+		}
+		e, err := b.Spend(context.Background(), guard.Spending{Cost: math.MaxInt, Priority: guard.Critical})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if spend(b, guard.Critical) {
+			t.Error("granted beside a cost of more than there is")
+		}
+		e.Settle(math.MinInt)
+		e.Settle(math.MinInt)
+		time.Sleep(time.Second)
+		n := 0
+		for spend(b, guard.Critical) {
+			n++
+		}
+		if n != 10 {
+			t.Errorf("%d calls after the refund, want the burst of 10", n)
 		}
 	})
 }

@@ -34,7 +34,14 @@ if type(stored) == 'string' then
       if pause > now + 86400000000 then pause = 0 end
       if reset > now + 86400000000 then reset = 0 end
     end
-    if at > now and at > pause and at > reset then at = now end
+    if at > now + 1000000 then
+      -- Grants lie ahead by milliseconds: this clock was set back, and what is to
+      -- come is as far away as it was when it was last looked at.
+      pause, reset = math.max(0, pause - (at - now)), math.max(0, reset - (at - now))
+      at = now
+    elseif at > now and at > pause and at > reset then
+      at = now
+    end
   end
 end
 
