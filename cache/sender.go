@@ -22,6 +22,7 @@ func newSender(b *batcher) *sender { return &sender{b: b, pipe: b.s.client.Pipel
 // run sends batches until the node ends, or until one got no answer in time:
 // this sender is then still at work in the client, and another takes its place.
 func (sn *sender) run() {
+	defer sn.discard()
 	for {
 		bt := sn.next()
 		if bt == nil {
@@ -96,11 +97,7 @@ func (b *batcher) replace() {
 func (sn *sender) carryOut(bt *batch) bool {
 	b := sn.b
 	after := b.n.breaker.sent()
-	// Reads of many keys may look up the records of very many tags at once.
-	patience := b.s.manyTimeout(len(bt.records.names))
-	ctx := &deadline{Context: b.s.ctx, at: time.Now().Add(patience)}
-	defer ctx.end()
-	sn.set(bt, after, patience)
+	ctx := sn.set(bt, after)
 	defer sn.stop()
 	select {
 	case b.n.slots <- struct{}{}:
@@ -108,8 +105,7 @@ func (sn *sender) carryOut(bt *batch) bool {
 		select {
 		case b.n.slots <- struct{}{}:
 		case <-ctx.Done():
-			bt.giveUp(b, after) // or the alarm has
-			return false
+			return false // the alarm gives the batch up
 		}
 	}
 	defer func() { <-b.n.slots }()
@@ -139,84 +135,93 @@ func (bt *batch) giveUp(b *batcher, after int32) {
 	}
 }
 
-// An alarm gives one batch after another up that takes too long.
-// Once it has gone off it is not used again: it may still be looking at its
-// batch.
+// An alarm gives one batch after another up that takes too long, and is the context that they are sent on, which ends when it goes off, or with
+// the store. It isn't used again then: it may still be looking at its batch.
+//
+// A context with a timeout for each batch would cost more than all else that is
+// done for a lone read in this process.
 type alarm struct {
-	timer *time.Timer
-	bt    *batch
-	after int32
+	context.Context // the store's
+	b               *batcher
+	timer           *time.Timer
+	unhook          func() bool // from the store's end
+	done            chan struct{}
+
+	mu      sync.Mutex
+	bt      *batch // nil: none is under way
+	after   int32
+	at      time.Time
+	wentOff error
 }
 
-func (sn *sender) set(bt *batch, after int32, patience time.Duration) {
-	if sn.alarm != nil {
-		sn.alarm.bt, sn.alarm.after = bt, after
-		sn.alarm.timer.Reset(patience)
-		return
+// set has an alarm for the batch.
+func (sn *sender) set(bt *batch, after int32) *alarm {
+	// Reads of many keys may look up the records of very many tags at once.
+	d := sn.b.s.manyTimeout(len(bt.records.names))
+	a := sn.alarm
+	made := a == nil
+	if made {
+		a = &alarm{Context: sn.b.s.ctx, b: sn.b, done: make(chan struct{})}
+		sn.alarm = a
 	}
-	a := &alarm{bt: bt, after: after}
-	sn.alarm = a
-	a.timer = time.AfterFunc(patience, func() { a.bt.giveUp(sn.b, a.after) })
+	a.mu.Lock()
+	a.bt, a.after, a.at = bt, after, time.Now().Add(d)
+	a.mu.Unlock()
+	if made {
+		a.unhook = context.AfterFunc(a.Context, func() { a.goOff(context.Cause(a.Context)) })
+		a.timer = time.AfterFunc(d, func() { a.goOff(context.DeadlineExceeded) })
+	} else {
+		a.timer.Reset(d)
+	}
+	return a
 }
 
+func (a *alarm) goOff(why error) {
+	a.mu.Lock()
+	if a.wentOff == nil {
+		a.wentOff = why
+		close(a.done)
+	}
+	bt, after := a.bt, a.after
+	a.mu.Unlock()
+	if bt != nil {
+		bt.giveUp(a.b, after)
+	}
+}
+
+// stop is called when the batch is settled, or given up.
 func (sn *sender) stop() {
-	if !sn.alarm.timer.Stop() {
-		sn.alarm = nil
+	a := sn.alarm
+	if !a.timer.Stop() || a.Err() != nil {
+		sn.discard()
 		return
 	}
-	sn.alarm.bt = nil // a parked sender keeps no results
+	a.mu.Lock()
+	a.bt = nil // a parked sender keeps no results
+	a.mu.Unlock()
 }
 
-// A deadline is a context that ends at a point in time, or with its parent. It
-// costs a timer and a channel only if somebody waits for its end, which the
-// client does only when its pool is empty.
-type deadline struct {
-	context.Context
-	at time.Time
-
-	mu    sync.Mutex
-	timed context.Context // nil: nobody waits
-	stop  context.CancelFunc
-	ended bool
+// discard leaves the alarm.
+func (sn *sender) discard() {
+	if sn.alarm != nil {
+		sn.alarm.unhook()
+		sn.alarm = nil
+	}
 }
 
 // Deadline implements [context.Context].
-func (d *deadline) Deadline() (time.Time, bool) { return d.at, true }
+func (a *alarm) Deadline() (time.Time, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.at, true
+}
 
 // Done implements [context.Context].
-func (d *deadline) Done() <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.timer().Done()
-}
+func (a *alarm) Done() <-chan struct{} { return a.done }
 
 // Err implements [context.Context].
-func (d *deadline) Err() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.timed == nil && !d.ended && time.Now().Before(d.at) {
-		return d.Context.Err()
-	}
-	return d.timer().Err()
-}
-
-// timer is the context that keeps the time. d.mu is held.
-func (d *deadline) timer() context.Context {
-	if d.timed == nil {
-		d.timed, d.stop = context.WithDeadline(d.Context, d.at)
-		if d.ended {
-			d.stop()
-		}
-	}
-	return d.timed
-}
-
-// end ends it now.
-func (d *deadline) end() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.ended = true
-	if d.stop != nil {
-		d.stop()
-	}
+func (a *alarm) Err() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.wentOff
 }
