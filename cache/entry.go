@@ -117,37 +117,40 @@ func (e *Entry) Encode() []byte {
 // returns [ErrDamaged] for anything else. The only lengths that are read from the
 // bytes are those of tags; nothing is allocated for a lie.
 func ParseEntry(b []byte) (Entry, error) {
+	var e Entry
+	if err := e.parse(b); err != nil {
+		return Entry{}, err
+	}
+	return e, nil
+}
+
+// parse is ParseEntry into a zero entry; after an error there may be anything in it.
+func (e *Entry) parse(b []byte) error {
 	if len(b) < HeaderSize {
-		return Entry{}, fmt.Errorf("%w: entry of %d bytes is shorter than its header", ErrDamaged, len(b))
+		return fmt.Errorf("%w: entry of %d bytes is shorter than its header", ErrDamaged, len(b))
 	}
 	if b[16] != entryFormat {
-		return Entry{}, fmt.Errorf("%w: entry format %d is unknown", ErrDamaged, b[16])
+		return fmt.Errorf("%w: entry format %d is unknown", ErrDamaged, b[16])
 	}
-	e := Entry{
-		Version:  Token(b[:16]),
-		Kind:     Kind(b[17]),
-		Codec:    b[18],
-		Flags:    Flags(b[19]),
-		TTL:      time.Duration(binary.BigEndian.Uint32(b[20:])) * time.Millisecond,
-		FreshFor: time.Duration(binary.BigEndian.Uint32(b[24:])) * time.Millisecond,
-		Took:     time.Duration(binary.BigEndian.Uint32(b[28:])) * time.Millisecond,
-		Payload:  b[HeaderSize:],
-	}
+	e.Version = Token(b[:16])
+	e.Kind, e.Codec, e.Flags = Kind(b[17]), b[18], Flags(b[19])
+	e.TTL = time.Duration(binary.BigEndian.Uint32(b[20:])) * time.Millisecond
+	e.FreshFor = time.Duration(binary.BigEndian.Uint32(b[24:])) * time.Millisecond
+	e.Took = time.Duration(binary.BigEndian.Uint32(b[28:])) * time.Millisecond
+	e.Payload = b[HeaderSize:]
 	if e.Kind < Value || e.Kind > Bypass {
-		return Entry{}, fmt.Errorf("%w: entry of unknown %v", ErrDamaged, e.Kind)
+		return fmt.Errorf("%w: entry of unknown %v", ErrDamaged, e.Kind)
 	}
 	if e.Version.IsZero() {
-		return Entry{}, fmt.Errorf("%w: entry without a version", ErrDamaged)
+		return fmt.Errorf("%w: entry without a version", ErrDamaged)
 	}
 	if e.Flags&FlagTagged != 0 {
 		if e.Kind == Bypass {
-			return Entry{}, fmt.Errorf("%w: a bypass with tags", ErrDamaged)
+			return fmt.Errorf("%w: a bypass with tags", ErrDamaged)
 		}
-		if err := e.cutTags(); err != nil {
-			return Entry{}, err
-		}
+		return e.cutTags()
 	}
-	return e, nil
+	return nil
 }
 
 func millis(d time.Duration) uint32 {
@@ -172,6 +175,7 @@ type Reading struct {
 	Seen string
 
 	memo memo
+	slab *readingSlab // that it is part of; nil: none
 }
 
 // newReading judges the bytes stored under a key and the time they have left

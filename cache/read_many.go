@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 	"unsafe"
 
@@ -84,17 +83,14 @@ func (s *Redis) readPart(ctx context.Context, n *node, names []string, part []in
 		return err
 	}
 	var rest []int
-	var slab []Reading
+	var slab readingSource
 	s.ages.mu.RLock()
 	for j, i := range part {
-		if len(slab) == 0 {
-			// A few at a time are one allocation, and one that is kept keeps few others.
-			slab = make([]Reading, min(readingSlab, len(part)-j))
-		}
-		r := &slab[0]
+		r := slab.next()
 		switch v := found.values[j]; {
 		case found.errs[j] == nil && (v == "" || s.knownReading(r, v, asked)):
-			results[i].Reading, slab = r, slab[1:]
+			results[i].Reading = r
+			slab.taken()
 		case found.errs[j] == nil:
 			rest = append(rest, i)
 		case redis.HasErrorPrefix(found.errs[j], "WRONGTYPE"):
@@ -110,8 +106,6 @@ func (s *Redis) readPart(ctx context.Context, n *node, names []string, part []in
 	return s.readRest(ctx, n, names, rest, results)
 }
 
-const readingSlab = 16
-
 // knownReading makes r the reading of an entry whose age is known, or answers
 // false. The table of ages is locked for reading.
 func (s *Redis) knownReading(r *Reading, v string, now time.Time) bool {
@@ -126,7 +120,8 @@ func (s *Redis) knownReading(r *Reading, v string, now time.Time) bool {
 		return false
 	}
 	r.Seen = v[:TokenSize]
-	if r.Entry, r.Damage = ParseEntry(b); r.Damage != nil {
+	if r.Damage = r.Entry.parse(b); r.Damage != nil {
+		r.Entry = Entry{}
 		return true
 	}
 	r.Found = true
@@ -242,29 +237,21 @@ func (s *Redis) gets(ctx context.Context, names []string, part []int) (found, er
 
 // entries is entry for many keys, whose names share their memory.
 func (s keyspace) entries(keys []string) []string {
-	var b strings.Builder
 	size := 0
 	for _, k := range keys {
 		size += len(s.namespace) + len(":{%}") + min(len(k), maxKeyInName)
 	}
-	b.Grow(size)
-	for _, k := range keys {
-		if plain(k) {
-			b.WriteString(s.namespace)
-			b.WriteString(":{")
-			b.WriteString(k)
-			b.WriteString("}")
-		} else {
-			b.WriteString(s.entry(k))
-		}
-	}
-	names, all := make([]string, len(keys)), b.String()
+	prefix, all := s.namespace+":{", make([]byte, 0, size)
+	names := make([]string, len(keys))
 	for i, k := range keys {
-		n := len(s.namespace) + len(":{}") + len(k)
 		if !plain(k) {
-			n = len(s.entry(k))
+			names[i] = s.entry(k)
+			continue
 		}
-		names[i], all = all[:n], all[n:]
+		start := len(all)
+		all = append(append(append(all, prefix...), k...), '}')
+		// Nothing is written twice: there is room for all.
+		names[i] = unsafe.String(&all[start], len(all)-start)
 	}
 	return names
 }

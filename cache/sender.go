@@ -135,8 +135,9 @@ func (bt *batch) giveUp(b *batcher, after int32) {
 	}
 }
 
-// An alarm gives one batch after another up that takes too long, and is the context that they are sent on, which ends when it goes off, or with
-// the store. It isn't used again then: it may still be looking at its batch.
+// An alarm gives one batch after another up that takes too long, and is the
+// context that they are sent on, which ends when it goes off, or with the store.
+// It isn't used again then: it may still be looking at its batch.
 //
 // A context with a timeout for each batch would cost more than all else that is
 // done for a lone read in this process.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sync/singleflight"
 
@@ -106,6 +106,9 @@ type wanted struct {
 	m      *member // this call is its flight's first
 }
 
+// A recycler is a store that takes the memory of readings back.
+type recycler interface{ Recycle([]cache.ReadResult) }
+
 // read serves what is stored and fresh. It returns the values by place, and what
 // is left: each key once.
 func (m *many) read(keys []string) (values []any, left []*wanted) {
@@ -139,6 +142,9 @@ func (m *many) read(keys []string) (values []any, left []*wanted) {
 	}
 	m.counters.redisHits.Add(hits)
 	if hits == uint64(len(keys)) {
+		if store, ok := m.store.(recycler); ok {
+			store.Recycle(results)
+		}
 		return values, nil
 	}
 	return values, m.distinct(keys, values, func(w *wanted, i int) {
@@ -216,17 +222,13 @@ func (e *engine) storeKeys(keys []string) []string {
 	for _, key := range keys {
 		size += len(e.name) + 1 + len(key)
 	}
-	var b strings.Builder
-	b.Grow(size)
-	for _, key := range keys {
-		b.WriteString(e.name)
-		b.WriteByte(':')
-		b.WriteString(key)
-	}
-	names, shared := make([]string, len(keys)), b.String()
+	prefix, all := e.name+":", make([]byte, 0, size)
+	names := make([]string, len(keys))
 	for i, key := range keys {
-		n := len(e.name) + 1 + len(key)
-		names[i], shared = shared[:n], shared[n:]
+		start := len(all)
+		all = append(append(all, prefix...), key...)
+		// Nothing is written twice: there is room for all.
+		names[i] = unsafe.String(&all[start], len(all)-start)
 	}
 	return names
 }
