@@ -288,7 +288,7 @@ func (c *call) pageKey() (string, error) {
 }
 
 func newEpoch(_ context.Context, f *guard.Fill[*page]) (*page, error) {
-	f.TTL, f.StaleFor = epochTTL, guard.Off
+	f.TTL, f.StaleFor, f.Cost = epochTTL, guard.Off, 0 // no run
 	return &page{epoch: randomName()}, nil
 }
 

@@ -27,6 +27,28 @@ func TestExhaustedBudgetIs429(t *testing.T) {
 	})
 }
 
+// A budget pays for runs of the handler, and for nothing else that the
+// middleware fetches.
+func TestBudgetPaysForRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var spent, runs atomic.Int64
+		o := middleware.Options{TTL: time.Hour, Headers: []string{"X-Tenant"}, Policy: func(p *guard.Policy) { p.Budget = purse{&spent} }}
+		h := wrap(t, newStore(t), o, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			runs.Add(1)
+			w.Header().Set("Vary", "Accept-Language")
+		}))
+		for _, lang := range []string{"de", "en", "fr", "de", "en", "fr"} {
+			r := httptest.NewRequest("GET", "http://site.example/", nil)
+			r.Header.Set("Accept-Language", lang)
+			h.ServeHTTP(httptest.NewRecorder(), r)
+			synctest.Wait()
+		}
+		if runs.Load() != 3 || spent.Load() != 3 {
+			t.Errorf("%d runs cost %d", runs.Load(), spent.Load())
+		}
+	})
+}
+
 // A quarantined page is 503 with Retry-After.
 func TestQuarantineIs503(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -110,6 +132,14 @@ func once(h http.Handler, cacheControl ...string) *httptest.ResponseRecorder {
 	h.ServeHTTP(w, r)
 	return w
 }
+
+// A purse is a budget that has enough, and knows what was spent.
+type purse struct{ spent *atomic.Int64 }
+
+func (p purse) Spend(context.Context, guard.Spending) (guard.Expense, error) { return p, nil }
+func (p purse) Settle(actual int)                                            { p.spent.Add(int64(actual)) }
+func (purse) Exhausted(guard.Priority) bool                                  { return false }
+func (purse) Known() guard.BudgetState                                       { return guard.BudgetState{} }
 
 // empty is a budget with nothing in it.
 type empty struct{}
