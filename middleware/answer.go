@@ -249,6 +249,11 @@ func (c *call) say(status int, after time.Duration, text string) {
 	http.Error(w, text, status)
 }
 
+// notStored is for a request that is to be answered from what is stored alone.
+func (c *call) notStored() {
+	c.say(http.StatusGatewayTimeout, 0, "This is not stored, and nothing else was asked for.")
+}
+
 // lookUp answers from what is stored, without ever running the handler. It
 // answers false if nothing stored will do.
 func (c *call) lookUp() bool {
@@ -260,6 +265,9 @@ func (c *call) lookUp() bool {
 	age := ageOf(p, res)
 	switch verdict, _ := rfc9111.MayServe(p.freshness, age, c.says); verdict {
 	case rfc9111.ServeFresh, rfc9111.ServeStale, rfc9111.ServeAndRefresh:
+		if verdict == rfc9111.ServeAndRefresh && c.asked.Method == http.MethodGet && !c.says.NoStore && !c.says.OnlyIfCached {
+			return false // it is answered by what also has it produced anew
+		}
 		c.serve(p, res, age, "")
 		return true
 	}

@@ -146,12 +146,15 @@ func (c *call) judge(key string, p *page, res guard.Result[*page]) bool {
 		c.serve(p, res, age, "error") // which is the only reason why the guard gave it
 		return true
 	}
-	verdict, why := rfc9111.MayServe(p.freshness, age, c.says)
-	if verdict != rfc9111.Validate {
+	switch verdict, why := rfc9111.MayServe(p.freshness, age, c.says); verdict {
+	case rfc9111.Validate:
+		return c.reload(key, p, res, age, why)
+	case rfc9111.GatewayTimeout:
+		c.notStored()
+	default:
 		c.serve(p, res, age, "")
-		return true
 	}
-	return c.reload(key, p, res, age, why)
+	return true
 }
 
 // mayCollapse reports whether the run of another request answers this one, where
@@ -285,7 +288,7 @@ func (c *call) pageKey() (string, error) {
 }
 
 func newEpoch(_ context.Context, f *guard.Fill[*page]) (*page, error) {
-	f.TTL, f.StaleFor = epochTTL, guard.Off
+	f.TTL, f.StaleFor, f.Cost = epochTTL, guard.Off, 0 // no run
 	return &page{epoch: randomName()}, nil
 }
 

@@ -319,6 +319,7 @@ func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 	c.m.background(func() {
 		_, _ = c.m.guard.Load(context.WithoutCancel(ctx), under.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
 			once.Do(func() { close(begun) })
+			f.Cost = 0 // the run is paid for
 			return c.record(ctx, f, &under, false)
 		})
 		once.Do(func() {
@@ -382,7 +383,7 @@ func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
 			ix := *res.Value.ix
 			ix.names, ix.variants = slices.Clone(ix.names), slices.Clone(ix.variants)
 			change(&ix)
-			f.TTL, f.StaleFor = max(res.TTL, time.Millisecond), guard.Off
+			f.TTL, f.StaleFor, f.Cost = max(res.TTL, time.Millisecond), guard.Off, 0
 			return &page{ix: &ix}, nil
 		})
 	})

@@ -111,7 +111,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		case c.lookUp():
 			return
 		case c.says.OnlyIfCached:
-			c.say(http.StatusGatewayTimeout, 0, "This is not stored, and nothing else was asked for.")
+			c.notStored()
 			return
 		case r.Method == http.MethodHead || c.says.NoStore:
 			c.pass(w, rfc9111.FwdURIMiss, "")
