@@ -171,7 +171,11 @@ func TestTransportSaysThatItIsClosed(t *testing.T) {
 	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {})
 	tr := newTransport(t, memoryFleet(t)())
 	_ = tr.Close()
-	if _, err := (&http.Client{Transport: tr}).Get(v.URL); !errors.Is(err, guard.ErrClosed) {
+	resp, err := (&http.Client{Transport: tr}).Get(v.URL)
+	if err == nil {
+		resp.Body.Close()
+	}
+	if !errors.Is(err, guard.ErrClosed) {
 		t.Error(err)
 	}
 }

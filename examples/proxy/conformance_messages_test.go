@@ -20,8 +20,10 @@ func TestConformanceHeaders(t *testing.T) {
 			{want: cached, wantHeader: l("Date: Thu, 01 Jan 2026 00:00:00 GMT")},
 		}},
 		{"fields of the connection", []step{
-			{header: l(hour, "Connection: a, B", "Connection: X-C", "A: 1", "B: 2", "X-C: 3", "D: 4", "Keep-Alive: timeout=5", "Proxy-Connection: x"),
-				want: origin, wantHeader: l("A:", "B:", "X-C:", "D: 4", "Keep-Alive:", "Proxy-Connection:")},
+			{
+				header: l(hour, "Connection: a, B", "Connection: X-C", "A: 1", "B: 2", "X-C: 3", "D: 4", "Keep-Alive: timeout=5", "Proxy-Connection: x"),
+				want:   origin, wantHeader: l("A:", "B:", "X-C:", "D: 4", "Keep-Alive:", "Proxy-Connection:"),
+			},
 			{want: cached, wantHeader: l("A:", "B:", "X-C:", "D: 4", "Keep-Alive:", "Proxy-Connection:")},
 		}},
 		{"the upstream names Cache-Control in Connection", []step{

@@ -235,7 +235,7 @@ func run(t *testing.T, s *scripted, tr *http.Transport, url string, i int, st *s
 			t.Fatalf("step %d: still %q, want %q", i+1, body, st.until)
 		}
 	}
-	resp, err := tr.RoundTrip(req)
+	resp, err := tr.RoundTrip(req) //nolint:bodyclose // closed at the end, or before the next
 	if err != nil {
 		t.Fatalf("step %d: %v", i+1, err)
 	}
@@ -243,7 +243,7 @@ func run(t *testing.T, s *scripted, tr *http.Transport, url string, i int, st *s
 		// A failure is shared with those who come before it is over, which is a moment
 		// after it was sent.
 		resp.Body.Close()
-		if resp, err = tr.RoundTrip(req); err != nil {
+		if resp, err = tr.RoundTrip(req); err != nil { //nolint:bodyclose // as above
 			t.Fatalf("step %d: %v", i+1, err)
 		}
 	}
