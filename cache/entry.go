@@ -175,7 +175,6 @@ type Reading struct {
 	Seen string
 
 	memo memo
-	slab *readingSlab // that it is part of; nil: none
 }
 
 // newReading judges the bytes stored under a key and the time they have left

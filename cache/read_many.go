@@ -83,14 +83,17 @@ func (s *Redis) readPart(ctx context.Context, n *node, names []string, part []in
 		return err
 	}
 	var rest []int
-	var slab readingSource
+	var slab []Reading
 	s.ages.mu.RLock()
 	for j, i := range part {
-		r := slab.next()
+		if len(slab) == 0 {
+			// A few at a time are one allocation, and one that is kept keeps few others.
+			slab = make([]Reading, min(readingSlab, len(part)-j))
+		}
+		r := &slab[0]
 		switch v := found.values[j]; {
 		case found.errs[j] == nil && (v == "" || s.knownReading(r, v, asked)):
-			results[i].Reading = r
-			slab.taken()
+			results[i].Reading, slab = r, slab[1:]
 		case found.errs[j] == nil:
 			rest = append(rest, i)
 		case redis.HasErrorPrefix(found.errs[j], "WRONGTYPE"):
@@ -105,6 +108,8 @@ func (s *Redis) readPart(ctx context.Context, n *node, names []string, part []in
 	}
 	return s.readRest(ctx, n, names, rest, results)
 }
+
+const readingSlab = 16
 
 // knownReading makes r the reading of an entry whose age is known, or answers
 // false. The table of ages is locked for reading.

@@ -106,9 +106,6 @@ type wanted struct {
 	m      *member // this call is its flight's first
 }
 
-// A recycler is a store that takes the memory of readings back.
-type recycler interface{ Recycle([]cache.ReadResult) }
-
 // read serves what is stored and fresh. It returns the values by place, and what
 // is left: each key once.
 func (m *many) read(keys []string) (values []any, left []*wanted) {
@@ -133,7 +130,7 @@ func (m *many) read(keys []string) (values []any, left []*wanted) {
 		if value != nil {
 			hits++
 			if m.near != nil {
-				// A copy, as the store's readings may share their memory.
+				// A copy, as the store's readings share their memory.
 				r := results[i].Reading
 				own := &cache.Reading{Entry: r.Entry, Found: true, Age: r.Age, Left: r.Left}
 				m.near.put(keys[i], m.tickets[i], value, own, dueAt(&r.Entry, m.policy.Beta))
@@ -142,9 +139,6 @@ func (m *many) read(keys []string) (values []any, left []*wanted) {
 	}
 	m.counters.redisHits.Add(hits)
 	if hits == uint64(len(keys)) {
-		if store, ok := m.store.(recycler); ok {
-			store.Recycle(results)
-		}
 		return values, nil
 	}
 	return values, m.distinct(keys, values, func(w *wanted, i int) {

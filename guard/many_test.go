@@ -19,8 +19,9 @@ import (
 
 // A manyOrigin counts how often each key is fetched, and the calls.
 type manyOrigin struct {
-	takes  time.Duration
-	answer func(ctx context.Context, keys []string) (map[string]string, error)
+	takes    time.Duration
+	answer   func(ctx context.Context, keys []string) (map[string]string, error)
+	numbered bool // values say which fetch of their key they are of
 
 	mu    sync.Mutex
 	calls [][]string
@@ -33,8 +34,11 @@ func (o *manyOrigin) fetch(ctx context.Context, keys []string) (map[string]strin
 	if o.n == nil {
 		o.n = map[string]int{}
 	}
+	values := valuesOf(keys)
 	for _, k := range keys {
-		o.n[k]++
+		if o.n[k]++; o.numbered {
+			values[k] = fmt.Sprint("generation ", o.n[k])
+		}
 	}
 	o.mu.Unlock()
 	if o.takes > 0 {
@@ -47,7 +51,7 @@ func (o *manyOrigin) fetch(ctx context.Context, keys []string) (map[string]strin
 	if o.answer != nil {
 		return o.answer(ctx, keys)
 	}
-	return valuesOf(keys), nil
+	return values, nil
 }
 
 func valuesOf(keys []string) map[string]string {
@@ -423,14 +427,7 @@ func TestDeleteWhileItsBatchIsFetched(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy())
 		var generation atomic.Int32
-		o := &manyOrigin{takes: time.Second}
-		o.answer = func(_ context.Context, keys []string) (map[string]string, error) {
-			m := map[string]string{}
-			for _, k := range keys {
-				m[k] = fmt.Sprint("generation ", o.n[k])
-			}
-			return m, nil
-		}
+		o := &manyOrigin{takes: time.Second, numbered: true}
 		first := make(chan map[string]string)
 		go func() { first <- getMany(w, fleet[0], keysFrom(0, 5), o.fetch) }()
 		time.Sleep(500 * time.Millisecond)

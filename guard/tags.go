@@ -117,9 +117,10 @@ func (p *pursuit) beginStamp() {
 	}
 	s := &stamping{done: make(chan struct{})}
 	p.stamping = s
+	ctx := p.ctx // the flight may go on with another
 	p.fs.wg.Go(func() {
 		defer close(s.done)
-		s.stamp, s.err = p.store.Stamp(p.ctx)
+		s.stamp, s.err = p.store.Stamp(ctx)
 	})
 }
 

@@ -142,6 +142,21 @@ func (s *site) ran(want int) {
 	}
 }
 
+// stored waits until the page is stored with that body: a client has the last of
+// it a moment before.
+func (s *site) stored(path, body string) {
+	s.Helper()
+	for start := time.Now(); ; {
+		g := s.do(path, "Cache-Control: only-if-cached")
+		if g.body == body {
+			return
+		}
+		if time.Since(start) > 10*time.Second {
+			s.Fatalf("%s is %q, want %q", path, g.body, body)
+		}
+	}
+}
+
 // is fails the test unless the response has the status, and the body where one is
 // given.
 func (s *site) is(g got, status int, body string) {

@@ -119,7 +119,9 @@ func TestCommandsAreCountedOnTheWire(t *testing.T) {
 	server, err := s.Commands(t.Context())
 	must(t, err)
 	for _, name := range []string{"subscribe", "ping", "evalsha", "pttl"} {
-		if n := stats.Commands[name]; n == 0 || int64(n) != server[name] {
+		n := int64(stats.Commands[name])
+		byScripts := name == "pttl" && n < server[name] // the server counts those, too
+		if n == 0 || n != server[name] && !byScripts {
 			t.Errorf("%s: counted %d, the server %d", name, n, server[name])
 		}
 	}
