@@ -1,3 +1,8 @@
+//go:build !race
+
+// Which is slow, and finds nothing here: it is the library without mutants that
+// must be free of races.
+
 package sim_test
 
 import (
