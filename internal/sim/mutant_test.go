@@ -43,6 +43,11 @@ func from(outside bool, c sim.Config) sim.Config {
 	return c
 }
 
+func untagged(c sim.Config) sim.Config {
+	c.Outside, c.Untagged = true, true
+	return c
+}
+
 func wrap(f func(cache.Store) cache.Store) sim.Config { return sim.Config{Wrap: f} }
 
 var mutants = []mutant{
@@ -66,7 +71,7 @@ var mutants = []mutant{
 	{"quarantine counts the living", script("acquire", "if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead"), []string{"P7"}},
 	{"quarantine counts who left in order", script("release", "redis.call('SREM', KEYS[2], ARGV[1])", ""), []string{"left behind", "P7"}},
 	{"reads join one that was sent before", from(true, wrap(func(s cache.Store) cache.Store { return &joining{Store: s, under: map[string]*reading{}} })), []string{"P3"}},
-	{"waiters believe word of any lease", from(true, wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}} })), []string{"P3", "sharing"}},
+	{"waiters believe word of any lease", untagged(wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}} })), []string{"P3", "sharing"}},
 	{"a fetch's failure is kept to itself", wrap(func(s cache.Store) cache.Store { return silent{s} }), []string{"leak"}},
 	{"a tag's deletion isn't recorded", from(true, script("tag", "redis.call('HSET', KEYS[1], ARGV[3], string.format('%.0f', mark))", "")), []string{"P3"}},
 	{"a tag's deletion doesn't advance the clock", from(true, script("clock", "'HINCRBY', KEYS[1], 'n', ARGV[2]", "'HINCRBY', KEYS[1], 'n', 0")), []string{"P3"}},

@@ -37,6 +37,8 @@ type Config struct {
 	// Outside leaves only the rules that look at what callers get, so that a
 	// mutant isn't found by a look into the server.
 	Outside bool
+	// Untagged leaves tags out: a wake-up that brings a tagged entry decides nothing.
+	Untagged bool
 }
 
 // A Result is what came of one seed.
@@ -155,7 +157,7 @@ func without[T comparable](s []T, v T) []T {
 
 func (w *world) run() {
 	w.plan = newPlan(w.rng)
-	if w.cfg.Seed%4 == 3 {
+	if w.cfg.Seed%4 == 3 && !w.cfg.Untagged {
 		w.plan.tag()
 	}
 	w.history.start = time.Now()
