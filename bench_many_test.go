@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
@@ -124,7 +121,7 @@ func BenchmarkGetManyCold(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = g.Close() })
-	sent := &trips{}
+	sent := &redistest.Counter{}
 	client.AddHook(sent)
 	fetches, n := 0, 0
 	fetch := func(_ context.Context, keys []string) (map[string][]byte, error) {
@@ -146,24 +143,5 @@ func BenchmarkGetManyCold(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(fetches)/float64(n), "fetches/op")
-	b.ReportMetric(float64(sent.n.Load())/float64(n), "trips/op")
-}
-
-// trips counts round trips: commands by themselves and pipelines.
-type trips struct{ n atomic.Int64 }
-
-func (t *trips) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (t *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		t.n.Add(1)
-		return next(ctx, cmd)
-	}
-}
-
-func (t *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		t.n.Add(1)
-		return next(ctx, cmds)
-	}
+	b.ReportMetric(float64(sent.Trips())/float64(n), "trips/op")
 }

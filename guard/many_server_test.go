@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,26 +15,6 @@ import (
 	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
-// sends counts what a client sends at once: commands by themselves and
-// pipelines.
-type sends struct{ n atomic.Int64 }
-
-func (s *sends) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (s *sends) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		s.n.Add(1)
-		return next(ctx, cmd)
-	}
-}
-
-func (s *sends) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		s.n.Add(1)
-		return next(ctx, cmds)
-	}
-}
-
 func TestThousandColdKeysTakeFourRoundTripsAndOneFetch(t *testing.T) {
 	w := &world{T: t}
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
@@ -45,21 +24,21 @@ func TestThousandColdKeysTakeFourRoundTripsAndOneFetch(t *testing.T) {
 	t.Cleanup(func() { closed(t, store) })
 	g := w.guard(store, policy())
 	getMany(w, g, []string{"x", "y"}, (&manyOrigin{}).fetch) // subscription, scripts
-	count := &sends{}
+	count := &redistest.Counter{}
 	client.AddHook(count)
 	keys := keysFrom(0, 1000)
 	o := &manyOrigin{}
 	equal(w, getMany(w, g, keys, o.fetch), valuesOf(keys))
 	o.called(w, 1)
-	if n := count.n.Load(); n > 4 {
+	if n := count.Trips(); n > 4 {
 		t.Errorf("%d round trips, want at most 4", n)
 	} else {
 		t.Logf("cold: %d round trips", n)
 	}
 	for _, most := range []int64{2, 1} {
-		before := count.n.Load()
+		before := count.Trips()
 		equal(w, getMany(w, g, keys, neverMany), valuesOf(keys))
-		if n := count.n.Load() - before; n > most {
+		if n := count.Trips() - before; n > most {
 			t.Errorf("warm: %d round trips, want at most %d", n, most)
 		}
 	}

@@ -221,11 +221,33 @@ func TestPitfall39StaleIsForbidden(t *testing.T) {
 				if etag != "" {
 					o.etag.Store(&other)
 				}
-				if got := s.do("/").body == "run 1"; got != stale {
-					t.Errorf("served stale: %v", got)
+				if g := s.do("/"); (g.body == "run 1") != stale {
+					t.Errorf("etag %q: %q, %s", etag, g.body, g.status())
 				}
 			}
 		})
+	}
+}
+
+// A refresh in the background keeps nobody waiting, however soon its header is
+// there.
+func TestStaleResponseDoesNotWaitForItsRefresh(t *testing.T) {
+	var runs atomic.Int32
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=0, stale-while-revalidate=60")
+		n := runs.Add(1)
+		w.(http.Flusher).Flush()
+		if n > 1 {
+			time.Sleep(5 * time.Millisecond)
+		}
+		fmt.Fprintf(w, "run %d", n)
+	})
+	s.do("/")
+	for range 100 { // it takes luck to come between
+		time.Sleep(2 * time.Millisecond)
+		if g := s.do("/"); !strings.Contains(g.status(), ";hit") {
+			t.Fatalf("%q, %s", g.body, g.status())
+		}
 	}
 }
 

@@ -138,10 +138,6 @@ func (c *call) judge(key string, p *page, res guard.Result[*page]) bool {
 		c.serve(p, res, age, "")
 		return true
 	}
-	if r := c.toStream(); r != nil { // a refresh in the background was quick
-		c.stream(r)
-		return true
-	}
 	if res.Source == guard.Stale && p.freshness.StaleWhileRevalidate == 0 && rfc9111.MayServeOnError(p.freshness, age, c.says) {
 		c.serve(p, res, age, "error") // which is the only reason why the guard gave it
 		return true

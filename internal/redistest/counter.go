@@ -23,6 +23,7 @@ import (
 type Counter struct {
 	mu     sync.Mutex
 	counts map[string]int64
+	trips  int64
 }
 
 var _ redis.Hook = (*Counter)(nil)
@@ -65,11 +66,20 @@ func (c *Counter) All() map[string]int64 {
 	return all
 }
 
+// Trips returns how often something was sent and waited for: a pipeline is one,
+// whatever is in it. What sets up a connection counts.
+func (c *Counter) Trips() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.trips
+}
+
 // Reset forgets all counts.
 func (c *Counter) Reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clear(c.counts)
+	c.trips = 0
 }
 
 // DialHook implements [redis.Hook]; it counts nothing.
@@ -97,6 +107,7 @@ func (c *Counter) add(cmds ...redis.Cmder) {
 	if c.counts == nil {
 		c.counts = make(map[string]int64)
 	}
+	c.trips++
 	for _, cmd := range cmds {
 		c.counts[commandName(cmd)]++
 	}

@@ -16,8 +16,8 @@ func TestCounterCountsEachCommandItsClientSends(t *testing.T) {
 	s := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	var counter redistest.Counter
 	c, other := s.Client(), s.Client()
-	c.AddHook(&counter)
 	ctx := t.Context()
+	c.AddHook(&counter)
 
 	must(t, c.Set(ctx, "k", "v", 0).Err())
 	must(t, other.Set(ctx, "k", "v", 0).Err())
@@ -43,9 +43,20 @@ func TestCounterCountsEachCommandItsClientSends(t *testing.T) {
 	if n := counter.Count("set", "get"); n != 3 {
 		t.Errorf("Count(set, get) = %d, want 3", n)
 	}
+	before := counter.Trips()
+	must(t, c.Set(ctx, "k", "v", 0).Err())
+	_, err = c.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.Get(ctx, "k")
+		p.Get(ctx, "k")
+		return nil
+	})
+	must(t, err)
+	if n := counter.Trips() - before; n != 2 {
+		t.Errorf("Trips = %d, want 2", n)
+	}
 	counter.Reset()
-	if n := counter.Total(); n != 0 {
-		t.Errorf("Total after Reset = %d", n)
+	if n, trips := counter.Total(), counter.Trips(); n != 0 || trips != 0 {
+		t.Errorf("after Reset: Total = %d, Trips = %d", n, trips)
 	}
 }
 
