@@ -5,35 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Reads of one node go in batches: while one is under way, the reads that come
-// are collected, and go together when it has ended. A lone read goes at once.
-// Reads of one key that are collected together are one read. So every answer
-// rests on a command that was sent after it was asked for, which is what
-// [Store.Read] promises, and still the reads of any number of callers coalesce.
-// Databases call it group commit.
+// Reads of one node go by a lane. Reads of one key that are collected together
+// are one read. So every answer rests on a command that was sent after it was
+// asked for, which is what [Store.Read] promises, and still the reads of any
+// number of callers coalesce.
 type batcher struct {
-	s *Redis
-	n *node
-
-	mu      sync.Mutex
-	next    *batch   // collecting
-	senders int      // batches under way
-	parked  bool     // a sender waits for wake
-	missed  []string // names that the last batch found nothing under
-	wake    chan struct{}
+	*lane[*batch]
+	missed []string // names that the last batch found nothing under; by lane.mu
 }
 
 const (
-	// maxSenders batches may be under way at once, besides full ones. A second
+	// readSenders batches may be under way at once, besides full ones. A second
 	// was measured to gain nothing, and costs every cold key a command or two.
-	maxSenders = 1
+	readSenders = 1
 	// maxBatch keys go in one batch, so that large values don't hold up the rest
 	// for long.
 	maxBatch = 256
@@ -44,14 +33,15 @@ const (
 	missPause = 2 * time.Millisecond
 )
 
+// A batch is a load of reads.
 type batch struct {
+	load
+	b       *batcher
 	entries nameSet // names of entries
 	records nameSet // names of tags' records, and of their clock
-	settled atomic.Bool
 	results []readResult
 	found   []foundRecord
-	err     error // of all
-	done    chan struct{}
+	check   *tagCheck // what is left to be done when it has been answered
 }
 
 type readResult struct {
@@ -65,19 +55,29 @@ type readResult struct {
 // size is how many names are asked for.
 func (bt *batch) size() int { return len(bt.entries.names) + len(bt.records.names) }
 
-// settle gives the batch its results, unless it has some. It answers whether it
-// was the first to.
-func (bt *batch) settle(results []readResult, err error) bool {
-	if !bt.settled.CompareAndSwap(false, true) {
-		return false
-	}
-	bt.results, bt.err = results, err
-	close(bt.done)
-	return true
+func (bt *batch) full() bool { return bt.size() >= maxBatch }
+
+// keys: reads of many keys may look up the records of very many tags at once.
+func (bt *batch) keys() int { return len(bt.records.names) }
+
+// carryOut reads.
+func (bt *batch) carryOut(ctx context.Context, pipe redis.Pipeliner) error {
+	tags := bt.b.foresee(bt)
+	results, err := bt.b.pipeline(ctx, pipe, bt)
+	bt.b.note(bt.entries.names, results)
+	bt.results, bt.check = results, tags.begin(bt, results)
+	return classify("read", err)
 }
 
+func (bt *batch) carriedOut() { bt.check.finishLater() }
+
 func newBatcher(s *Redis, n *node) *batcher {
-	return &batcher{s: s, n: n, wake: make(chan struct{}, 1)}
+	b := &batcher{}
+	b.lane = &lane[*batch]{
+		s: s, n: n, limit: readSenders, wake: make(chan struct{}, 1),
+		open: func() *batch { return &batch{load: newLoad(), b: b} }, hold: b.hold,
+	}
+	return b
 }
 
 // read returns what is stored under the entry name.
@@ -104,28 +104,6 @@ func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
 		}
 	}
 	return r.reading, r.err
-}
-
-// join adds names to the batch that collects, and sees to it that it will be
-// sent. It returns nil when the store has been closed.
-func (b *batcher) join(add func(*batch)) *batch {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.next == nil {
-		b.next = &batch{done: make(chan struct{})}
-	}
-	bt := b.next
-	add(bt)
-	if b.senders < maxSenders || bt.size() >= maxBatch { // a full one doesn't wait
-		b.senders++
-		if b.parked {
-			b.parked = false
-			b.wake <- struct{}{}
-		} else if !b.s.spawnCall(newSender(b).run) {
-			return nil
-		}
-	}
-	return bt
 }
 
 // await waits for a batch, or the end of ctx or of the store, or until the node
@@ -181,18 +159,12 @@ func (s *nameSet) add(name string) int {
 	return i
 }
 
-// asksAgain reports whether the next batch holds a name that the last one found
-// nothing under. b.mu is held.
-func (b *batcher) asksAgain() bool {
-	if b.next == nil {
-		return false
-	}
-	for _, name := range b.missed {
-		if b.next.entries.place(name) >= 0 {
-			return true
-		}
-	}
-	return false
+// hold reports whether to hold the batch back a little: it holds a name that the
+// last one found nothing under. b.mu is held.
+func (b *batcher) hold(next *batch) bool {
+	missed := b.missed
+	b.missed = nil
+	return next != nil && slices.ContainsFunc(missed, func(name string) bool { return next.entries.place(name) >= 0 })
 }
 
 // note keeps the names of a small batch that nothing was found under; a large

@@ -8,28 +8,31 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A sender carries out the batches of a node, one after another. One of them
+// A sender carries out the batches of a lane, one after another. One of them
 // stays when there is nothing to be sent, and waits for the next batch: its
 // stack has grown to what the client needs, and its pipeline and alarm are made.
-type sender struct {
-	b     *batcher
+type sender[B laden] struct {
+	l     *lane[B]
 	pipe  redis.Pipeliner
-	alarm *alarm
+	alarm *alarm[B]
 }
 
-func newSender(b *batcher) *sender { return &sender{b: b, pipe: b.s.client.Pipeline()} }
+func newSender[B laden](l *lane[B]) *sender[B] {
+	return &sender[B]{l: l, pipe: l.s.client.Pipeline()}
+}
 
 // run sends batches until the node ends, or until one got no answer in time:
 // this sender is then still at work in the client, and another takes its place.
-func (sn *sender) run() {
+func (sn *sender[B]) run() {
 	defer sn.discard()
+	var none B
 	for {
 		bt := sn.next()
-		if bt == nil {
+		if bt == none {
 			return
 		}
-		if !sn.b.n.breaker.allow() {
-			bt.settle(nil, errBreakerOpen)
+		if !sn.l.n.breaker.allow() {
+			bt.settle(errBreakerOpen)
 			continue
 		}
 		if !sn.carryOut(bt) {
@@ -39,99 +42,97 @@ func (sn *sender) run() {
 }
 
 // next waits for a batch. It returns nil when the sender isn't needed any more.
-func (sn *sender) next() *batch {
-	b := sn.b
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (sn *sender[B]) next() B {
+	var none B
+	l := sn.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for {
-		if b.asksAgain() {
-			b.mu.Unlock()
-			_ = sleep(b.s.ctx, missPause)
-			b.mu.Lock()
+		if l.hold != nil && l.hold(l.next) {
+			l.mu.Unlock()
+			_ = sleep(l.s.ctx, missPause)
+			l.mu.Lock()
 		}
-		bt := b.next
-		b.next, b.missed = nil, nil
-		if bt != nil {
+		bt := l.next
+		l.next = none
+		if bt != none {
 			return bt
 		}
-		b.senders--
-		if b.parked || b.n.ctx.Err() != nil || !sn.park() {
-			return nil
+		l.senders--
+		if l.parked || l.n.ctx.Err() != nil || !sn.park() {
+			return none
 		}
 	}
 }
 
 // park waits until join asks for a sender: then it counts as one again. It
-// answers false if the node has ended. b.mu is held, but while it waits.
-func (sn *sender) park() bool {
-	b := sn.b
-	b.parked = true
-	b.mu.Unlock()
+// answers false if the node has ended. l.mu is held, but while it waits.
+func (sn *sender[B]) park() bool {
+	l := sn.l
+	l.parked = true
+	l.mu.Unlock()
 	select {
-	case <-b.wake:
-		b.mu.Lock()
+	case <-l.wake:
+		l.mu.Lock()
 		return true
-	case <-b.n.ctx.Done():
+	case <-l.n.ctx.Done():
 	}
-	b.mu.Lock()
-	if b.parked {
-		b.parked = false
+	l.mu.Lock()
+	if l.parked {
+		l.parked = false
 		return false
 	}
-	<-b.wake // join was first
+	<-l.wake // join was first
 	return true
 }
 
 // replace starts a sender in place of one that is stuck, if there is a batch.
-func (b *batcher) replace() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.next == nil || !b.s.spawnCall(newSender(b).run) {
-		b.senders--
+func (l *lane[B]) replace() {
+	var none B
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next == none || !l.s.spawnCall(newSender(l).run) {
+		l.senders--
 	}
 }
 
 // carryOut sends one batch and settles it, after manyTimeout at the latest. It
 // answers false if that came first. What do is for a single call, this is for
 // batches, without a goroutine for each.
-func (sn *sender) carryOut(bt *batch) bool {
-	b := sn.b
-	after := b.n.breaker.sent()
+func (sn *sender[B]) carryOut(bt B) bool {
+	n := sn.l.n
+	after := n.breaker.sent()
 	ctx := sn.set(bt, after)
 	defer sn.stop()
 	select {
-	case b.n.slots <- struct{}{}:
+	case n.slots <- struct{}{}:
 	default:
 		select {
-		case b.n.slots <- struct{}{}:
+		case n.slots <- struct{}{}:
 		case <-ctx.Done():
 			return false // the alarm gives the batch up
 		}
 	}
-	defer func() { <-b.n.slots }()
-	tags := b.foresee(bt)
-	results, err := b.pipeline(ctx, sn.pipe, bt)
-	err = classify("read", err)
-	b.note(bt.entries.names, results)
-	check := tags.begin(bt, results)
-	if !bt.settle(results, err) {
+	defer func() { <-n.slots }()
+	err := bt.carryOut(ctx, sn.pipe)
+	if !bt.settle(err) {
 		return false
 	}
-	check.finishLater()
+	bt.carriedOut()
 	if err == nil {
-		b.n.breaker.succeeded()
+		n.breaker.succeeded()
 	} else if tripsBreaker(err) {
-		b.n.breaker.failed(after, err)
+		n.breaker.failed(after, err)
 	}
 	return true
 }
 
 // giveUp settles a batch that takes too long, unless it is settled, and has
 // another sender take the next.
-func (bt *batch) giveUp(b *batcher, after int32) {
-	if bt.settle(nil, errTimeout) {
-		b.n.breaker.failed(after, errTimeout)
-		b.replace()
+func (l *lane[B]) giveUp(bt B, after int32) {
+	if bt.settle(errTimeout) {
+		l.n.breaker.failed(after, errTimeout)
+		l.replace()
 	}
 }
 
@@ -141,28 +142,27 @@ func (bt *batch) giveUp(b *batcher, after int32) {
 //
 // A context with a timeout for each batch would cost more than all else that is
 // done for a lone read in this process.
-type alarm struct {
+type alarm[B laden] struct {
 	context.Context // the store's
-	b               *batcher
+	l               *lane[B]
 	timer           *time.Timer
 	unhook          func() bool // from the store's end
 	done            chan struct{}
 
 	mu      sync.Mutex
-	bt      *batch // nil: none is under way
+	bt      B // nil: none is under way
 	after   int32
 	at      time.Time
 	wentOff error
 }
 
 // set has an alarm for the batch.
-func (sn *sender) set(bt *batch, after int32) *alarm {
-	// Reads of many keys may look up the records of very many tags at once.
-	d := sn.b.s.manyTimeout(len(bt.records.names))
+func (sn *sender[B]) set(bt B, after int32) *alarm[B] {
+	d := sn.l.s.manyTimeout(bt.keys())
 	a := sn.alarm
 	made := a == nil
 	if made {
-		a = &alarm{Context: sn.b.s.ctx, b: sn.b, done: make(chan struct{})}
+		a = &alarm[B]{Context: sn.l.s.ctx, l: sn.l, done: make(chan struct{})}
 		sn.alarm = a
 	}
 	a.mu.Lock()
@@ -177,7 +177,8 @@ func (sn *sender) set(bt *batch, after int32) *alarm {
 	return a
 }
 
-func (a *alarm) goOff(why error) {
+func (a *alarm[B]) goOff(why error) {
+	var none B
 	a.mu.Lock()
 	if a.wentOff == nil {
 		a.wentOff = why
@@ -185,25 +186,26 @@ func (a *alarm) goOff(why error) {
 	}
 	bt, after := a.bt, a.after
 	a.mu.Unlock()
-	if bt != nil {
-		bt.giveUp(a.b, after)
+	if bt != none {
+		a.l.giveUp(bt, after)
 	}
 }
 
 // stop is called when the batch is settled, or given up.
-func (sn *sender) stop() {
+func (sn *sender[B]) stop() {
 	a := sn.alarm
 	if !a.timer.Stop() || a.Err() != nil {
 		sn.discard()
 		return
 	}
+	var none B
 	a.mu.Lock()
-	a.bt = nil // a parked sender keeps no results
+	a.bt = none // a parked sender keeps no results
 	a.mu.Unlock()
 }
 
 // discard leaves the alarm.
-func (sn *sender) discard() {
+func (sn *sender[B]) discard() {
 	if sn.alarm != nil {
 		sn.alarm.unhook()
 		sn.alarm = nil
@@ -211,17 +213,17 @@ func (sn *sender) discard() {
 }
 
 // Deadline implements [context.Context].
-func (a *alarm) Deadline() (time.Time, bool) {
+func (a *alarm[B]) Deadline() (time.Time, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.at, true
 }
 
 // Done implements [context.Context].
-func (a *alarm) Done() <-chan struct{} { return a.done }
+func (a *alarm[B]) Done() <-chan struct{} { return a.done }
 
 // Err implements [context.Context].
-func (a *alarm) Err() error {
+func (a *alarm[B]) Err() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.wentOff
