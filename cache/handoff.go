@@ -23,24 +23,42 @@ const (
 // carryOut sends the command, unless the caller has left already, and leaves
 // its answer for the caller, or hands it to late if the caller has left.
 func (h *handoff[T]) carryOut(send func() (T, error), late func(T, error)) error {
-	h.mu.Lock()
-	if h.settled {
-		h.mu.Unlock()
+	if !h.begin() {
 		return nil
 	}
-	h.sent = true
-	h.mu.Unlock()
-
 	answer, err := send()
-
-	h.mu.Lock()
-	h.finished, h.answer = true, answer
-	gone := h.settled
-	h.mu.Unlock()
-	if gone {
+	if h.finish(answer) {
 		late(answer, err)
 	}
 	return err
+}
+
+// begin says that the command is being sent. It answers false if the caller has
+// left: then it must not be.
+func (h *handoff[T]) begin() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sent = !h.settled
+	return h.sent
+}
+
+// finish leaves the answer for the caller. It answers whether the caller has
+// left.
+func (h *handoff[T]) finish(answer T) (gone bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.finished, h.answer = true, answer
+	return h.settled
+}
+
+// withdraw settles what isn't sent yet, and answers whether it has.
+func (h *handoff[T]) withdraw() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.sent {
+		h.settled = true
+	}
+	return h.settled
 }
 
 // settle is called once by the caller, when it goes on.

@@ -46,8 +46,9 @@ func (s *Redis) Expire(ctx context.Context, key string) error {
 func (s *Redis) Reset(ctx context.Context, key string) error {
 	names := s.keys.names(key)
 	wake := Message{Signal: Released, Token: s.minter.Token()}
-	return s.orLater("reset", s.runOnly(ctx, names.tries, "reset", resetScript,
-		[]string{names.tries, names.pause, names.failures}, names.wake, wake.Encode(), s.publish()))
+	return s.orLater("reset", s.carryOut(ctx, "reset", invocation{
+		resetScript, []string{names.tries, names.pause, names.failures}, []any{names.wake, wake.Encode(), s.publish()},
+	}))
 }
 
 func (s *Redis) deleted() []byte {
@@ -63,17 +64,12 @@ func (s *Redis) change(ctx context.Context, key, op string, sc *script, keys []s
 	// A lease that this process is granted between the script and its answer is
 	// not the one that ended.
 	holder := s.ledger.holder(key)
-	if err := s.runOnly(ctx, keys[0], op, sc, keys, args...); err != nil {
+	if err := s.carryOut(ctx, op, invocation{sc, keys, args}); err != nil {
 		return s.orLater(op, err)
 	}
 	// A fetch in this process need not wait for its next renewal to hear of it.
 	s.ledger.lose(holder)
 	return nil
-}
-
-func (s *Redis) runOnly(ctx context.Context, name, op string, sc *script, keys []string, args ...any) error {
-	_, err := s.runFor(ctx, name, op, sc, keys, args...)
-	return err
 }
 
 // orLater says of a change that was sent and not answered that it may still be

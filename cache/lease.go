@@ -70,43 +70,37 @@ var errUnsubscribed = fmt.Errorf("%w: the subscription of this process is not li
 
 // acquireOnce sends one acquire with a token of its own.
 func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Token) (Answer, error) {
-	names := s.keys.names(key)
-	n, err := s.topo.node(names.lease)
-	if err != nil {
-		return Answer{}, err
-	}
 	token := s.minter.Token()
-	inv := s.acquiring(names, token, ask, over)
+	inv := s.acquiring(s.keys.names(key), token, ask, over)
 	s.ledger.ask(token, key, ask)
-	var h handoff[Answer]
 	sent := time.Now()
-	err = s.do(ctx, n, "acquire", func(callCtx context.Context) error {
-		return h.carryOut(
-			func() (Answer, error) {
-				reply, err := inv.run(callCtx, s.client)
-				if err != nil {
-					return Answer{}, err
-				}
-				return parseAcquire(reply)
-			},
-			func(late Answer, err error) {
-				// Nobody waits for this answer any more: a grant is an orphan.
-				if late.Verdict == Granted {
-					_ = s.release(context.Background(), key, token)
-				} else if err == nil {
-					s.ledger.forget(token)
-				}
-			})
+	value, fate, err := s.order(ctx, "acquire", inv, func(late reply) {
+		// Nobody waits for this answer any more: a grant is an orphan.
+		switch answer, err := late.acquired(); {
+		case answer.Verdict == Granted:
+			_ = s.release(context.Background(), key, token)
+		case err == nil:
+			s.ledger.forget(token)
+		}
 	})
-	answer, fate := h.settle()
-	if answer.Verdict == Granted {
-		err = nil // it came in the moment the call was given up: nobody else deals with it
-	}
 	if fate == notSent {
 		s.ledger.forget(token)
 		return Answer{}, err
 	}
+	var answer Answer
+	if err == nil {
+		answer, err = reply{value: value}.acquired()
+	}
 	return s.entered(token, key, ask, sent, answer, err)
+}
+
+// acquired is the answer to an acquire.
+func (r reply) acquired() (Answer, error) {
+	if r.err != nil {
+		return Answer{}, classify("acquire", r.err)
+	}
+	answer, err := parseAcquire(r.value)
+	return answer, classify("acquire", err)
 }
 
 // acquiring is one acquire, to be sent.
@@ -282,33 +276,14 @@ func (s *Redis) giveBack(ctx context.Context, l *Lease, op string, inv invocatio
 		return false, ErrClosed // Close releases it
 	}
 	s.ledger.give(l.Token)
-	reply, err := s.runFor(ctx, inv.keys[0], op, inv.script, inv.keys, inv.args...)
+	reply, _, err := s.order(ctx, op, inv, nil)
 	switch {
 	case err == nil, errors.Is(err, ErrRefused):
 		s.ledger.forget(l.Token)
 	default:
 		s.ledger.leave(l.Token)
 	}
-	return reply == 1, err
-}
-
-// runFor runs a script that answers with a number on the node of the given name.
-func (s *Redis) runFor(ctx context.Context, name, op string, sc *script, keys []string, args ...any) (int64, error) {
-	n, err := s.topo.node(name)
-	if err != nil {
-		return 0, err
-	}
-	reply := make(chan int64, 1)
-	err = s.do(ctx, n, op, func(ctx context.Context) error {
-		answer, err := sc.run(ctx, s.client, keys, args...)
-		number, _ := answer.(int64)
-		reply <- number
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	return <-reply, nil
+	return reply == int64(1), err
 }
 
 // Release implements [Store].
@@ -319,7 +294,7 @@ func (s *Redis) Release(ctx context.Context, l *Lease) error {
 func (s *Redis) release(ctx context.Context, key string, token Token) error {
 	inv := s.releasing(key, token)
 	s.ledger.give(token)
-	_, err := s.runFor(ctx, inv.keys[0], "release", inv.script, inv.keys, inv.args...)
+	_, _, err := s.order(ctx, "release", inv, nil)
 	if err == nil {
 		s.ledger.forget(token)
 	} else {

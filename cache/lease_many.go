@@ -163,10 +163,7 @@ func (s *Redis) acquiredLate(requests []Request, part []int, tokens []Token, lat
 func parseAcquires(replies []reply) []Acquired {
 	all := make([]Acquired, len(replies))
 	for i, r := range replies {
-		if all[i].Err = classify("acquire", r.err); r.err == nil {
-			answer, err := parseAcquire(r.value)
-			all[i] = Acquired{answer, classify("acquire", err)}
-		}
+		all[i].Answer, all[i].Err = r.acquired()
 	}
 	return all
 }

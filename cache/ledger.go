@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"bytes"
+	"slices"
 	"sync"
 	"time"
 )
@@ -178,6 +180,7 @@ func (l *ledger) unanswered() []owned {
 	return l.list(func(*record) bool { return true })
 }
 
+// list is in the order in which the tokens were drawn.
 func (l *ledger) list(want func(*record) bool) []owned {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,6 +190,7 @@ func (l *ledger) list(want func(*record) bool) []owned {
 			all = append(all, owned{r.key, t})
 		}
 	}
+	slices.SortFunc(all, func(a, b owned) int { return bytes.Compare(a.token[:], b.token[:]) })
 	return all
 }
 

@@ -37,6 +37,7 @@ type node struct {
 	slots   chan struct{} // calls under way
 	breaker *breaker
 	reads   *batcher
+	orders  *lane[*orders]
 	sub     *subscriber
 	ctx     context.Context // ends with the node
 	cancel  context.CancelFunc
@@ -68,7 +69,7 @@ func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Cont
 		},
 	}
 	n.breaker.arm()
-	n.reads = newBatcher(s, n)
+	n.reads, n.orders = newBatcher(s, n), newOrderLane(s, n)
 	n.sub = newSubscriber(s, n, n.ctx)
 	return n
 }

@@ -333,10 +333,9 @@ func (s *Redis) rehearse(ctx context.Context, key string) error {
 	entry := &Entry{Kind: Value, TTL: time.Second, Tags: []string{key}}
 	granted := func() (*Lease, error) {
 		token := s.minter.Token()
-		_, err := s.runFor(ctx, names.lease, "acquire", acquireScript,
-			[]string{names.entry, names.lease, names.tries, names.pause, names.failed(Token{}), names.failures},
-			token[:], ask.TTL.Milliseconds(), "", "", "", "", ask.MaxAttempts, ask.Window.Milliseconds(), s.alive, 0)
-		return NewLease(key, token), err
+		inv := s.acquiring(names, token, &ask, Token{})
+		inv.args[len(inv.args)-1] = 0 // nobody is subscribed yet
+		return NewLease(key, token), s.carryOut(ctx, "acquire", inv)
 	}
 	steps := []func() error{
 		func() error { l, err := granted(); return errors.Join(err, s.fail(ctx, l, time.Millisecond)) },
