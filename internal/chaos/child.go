@@ -1,12 +1,9 @@
 package chaos
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -20,27 +17,18 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/spawn"
 )
 
-const childEnv = "STAMPEDE_CHAOS_CHILD"
+const childName = "chaos"
 
 // ChildMain runs a child and ends the process, if this process was started as
 // one. Call it first thing in main, or in TestMain.
-func ChildMain() {
-	if os.Getenv(childEnv) == "" {
-		return
-	}
-	// A Ctrl-C goes to all processes of the terminal; the parent ends this one.
-	signal.Ignore(os.Interrupt)
-	logging.Disable() // lost connections are what this is about
-	os.Exit(runChild(os.Stdin, os.Stdout))
-}
+func ChildMain() { spawn.Main(childName, runChild) }
 
 // A child is the state of a child process.
 type child struct {
-	outMu sync.Mutex
-	out   io.Writer
-
+	parent *spawn.Parent
 	cfg    config
 	client redis.UniversalClient
 	store  *cache.Redis
@@ -62,21 +50,18 @@ type child struct {
 	oversee  context.CancelFunc
 }
 
-func runChild(in io.Reader, out io.Writer) (code int) {
+func runChild(parent *spawn.Parent) error {
+	// A Ctrl-C goes to all processes of the terminal; the parent ends this one.
+	signal.Ignore(os.Interrupt)
+	logging.Disable() // lost connections are what this is about
 	c := &child{
-		out: out, guards: map[string]*guard.Guard[string]{},
+		parent: parent, guards: map[string]*guard.Guard[string]{},
 		leases: map[string]bool{}, gets: map[uint64]*Get{},
 	}
-	lines := bufio.NewReader(in)
 	for {
-		text, err := lines.ReadBytes('\n')
-		if err != nil {
-			return 1 // the parent is gone
-		}
 		var o order
-		if err := json.Unmarshal(text, &o); err != nil {
-			fmt.Fprintln(os.Stderr, "chaos: unreadable order:", err)
-			return 1
+		if err := parent.Hear(&o); err != nil {
+			return err
 		}
 		answer := report{Done: o.Op}
 		if err := c.obey(&o, &answer); err != nil {
@@ -84,7 +69,7 @@ func runChild(in io.Reader, out io.Writer) (code int) {
 		}
 		c.write(&answer)
 		if o.Op == "close" {
-			return 0
+			return nil
 		}
 	}
 }
@@ -193,17 +178,7 @@ func (c *child) close() error {
 	return errors.Join(append(errs, c.client.Close())...)
 }
 
-// write writes a report, and returns when the parent can read it, whatever
-// becomes of this process.
-func (c *child) write(r *report) {
-	text, err := json.Marshal(r)
-	if err != nil {
-		panic(err) // a type in wire.go that JSON can't hold
-	}
-	c.outMu.Lock()
-	defer c.outMu.Unlock()
-	_, _ = c.out.Write(append(text, '\n')) // if the parent is gone, so is this process
-}
+func (c *child) write(r *report) { c.parent.Tell(r) }
 
 // told are the events that are passed on to the parent.
 var told = map[cache.EventKind]bool{

@@ -110,7 +110,7 @@ func (n *nemesis) place() *place { return n.places[n.rng.IntN(len(n.places))] }
 func (n *nemesis) kill(ctx context.Context) (string, error) {
 	p := n.place()
 	number := p.proc.number
-	if err := p.proc.kill(); err != nil {
+	if err := p.proc.Kill(); err != nil {
 		return "", err
 	}
 	wait(ctx, upTo(n.rng, time.Second))

@@ -206,11 +206,12 @@ func (r *runner) addPlace() error {
 
 // populate puts a new process under load in a place.
 func (r *runner) populate(ctx context.Context, p *place) error {
-	var err error
 	r.started++
-	if p.proc, err = startProcess(r.started, r.rec); err != nil {
+	proc, err := startProcess(r.started, r.rec)
+	if err != nil {
 		return err
 	}
+	p.proc = proc
 	seeds, _ := r.topo.addrs()
 	cfg := &config{
 		Proc: p.proc.number, Topology: r.Topology, Addrs: seeds, Proxies: map[string]string{},
@@ -242,7 +243,7 @@ func (r *runner) rest() error {
 	}
 	for _, p := range r.places {
 		all = append(all, p.proc.close(ctx))
-		if said := p.proc.stderr.String(); said != "" {
+		if said := p.proc.Stderr(); said != "" {
 			r.progress("process %d said: %s", p.proc.number, said)
 		}
 	}
@@ -254,7 +255,7 @@ func (r *runner) stop() error {
 	var errs []error
 	for _, p := range r.places {
 		if p.proc != nil {
-			errs = append(errs, p.proc.kill())
+			errs = append(errs, p.proc.Kill())
 		}
 		for _, l := range p.links {
 			errs = append(errs, l.Stop())

@@ -1,12 +1,9 @@
 package fleet
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"sync"
@@ -16,25 +13,20 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/spawn"
 )
 
-const childEnv = "STAMPEDE_FLEET_CHILD"
+const childName = "fleet"
 
 // Main runs a child and ends the process, if this process was started as one.
 // Call it first thing in main, or in TestMain.
-func Main() {
-	if os.Getenv(childEnv) != "" {
-		os.Exit(runChild(os.Stdin, os.Stdout))
-	}
-}
+func Main() { spawn.Main(childName, runChild) }
 
 // A child is the state of a child process.
 type child struct {
-	outMu sync.Mutex
-	out   io.Writer // lines to the parent
-
-	wire  wireCounter
-	calls sync.WaitGroup // requests that are being served
+	parent *spawn.Parent
+	wire   wireCounter
+	calls  sync.WaitGroup // requests that are being served
 
 	// Set by open, before any other request.
 	client redis.UniversalClient
@@ -42,18 +34,12 @@ type child struct {
 	guard  *guard.Guard[string]
 }
 
-func runChild(in io.Reader, out io.Writer) (code int) {
-	c := &child{out: out, wire: wireCounter{counts: map[string]int{}}}
-	lines := bufio.NewReader(in)
+func runChild(parent *spawn.Parent) error {
+	c := &child{parent: parent, wire: wireCounter{counts: map[string]int{}}}
 	for {
-		text, err := lines.ReadBytes('\n')
-		if err != nil {
-			return 1 // the parent is gone
-		}
 		var r request
-		if err := json.Unmarshal(text, &r); err != nil {
-			fmt.Fprintln(os.Stderr, "fleet: unreadable request:", err)
-			return 1
+		if err := parent.Hear(&r); err != nil {
+			return err
 		}
 		switch r.Op {
 		case "open":
@@ -63,7 +49,7 @@ func runChild(in io.Reader, out io.Writer) (code int) {
 			c.calls.Wait() // they get ErrClosed
 			err = errors.Join(err, c.client.Close())
 			c.answer(&r, reply{Err: failureOf(err)})
-			return 0
+			return nil
 		default:
 			c.calls.Go(func() { c.answer(&r, c.serve(&r)) })
 		}
@@ -135,7 +121,7 @@ func (c *child) peek(ctx context.Context, key string) reply {
 
 func (c *child) answer(r *request, answer reply) {
 	answer.ID = r.ID
-	c.write(line{Reply: &answer})
+	c.parent.Tell(line{Reply: &answer})
 }
 
 // tell writes an event and returns when the parent can read it, whatever
@@ -145,7 +131,7 @@ func (c *child) tell(e Event) {
 		e.At = time.Now()
 	}
 	e.PID = os.Getpid()
-	c.write(line{Event: &e})
+	c.parent.Tell(line{Event: &e})
 }
 
 // Observe implements [cache.Observer].
@@ -161,14 +147,4 @@ func (c *child) Observe(ev cache.Event) {
 		e.Err = ev.Err.Error()
 	}
 	c.tell(e)
-}
-
-func (c *child) write(l line) {
-	text, err := json.Marshal(l)
-	if err != nil {
-		panic(err) // a type in protocol.go that JSON can't hold
-	}
-	c.outMu.Lock()
-	defer c.outMu.Unlock()
-	_, _ = c.out.Write(append(text, '\n')) // if the parent is gone, so is this process
 }

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -178,57 +175,4 @@ func TestFrozenChildAnswersWhenThawed(t *testing.T) {
 	must(t, p.Cont())
 	_, err := p.Stats(t.Context())
 	must(t, err)
-}
-
-const orphanEnv = "FLEET_ORPHAN_PID_FILE"
-
-// TestChildrenDieWithAKilledParent starts this test binary again as a parent
-// that is killed: of its two children one is frozen.
-func TestChildrenDieWithAKilledParent(t *testing.T) {
-	if file := os.Getenv(orphanEnv); file != "" {
-		cfg := config("127.0.0.1:1")
-		cfg.Store.RedisTimeout = 10 * time.Millisecond
-		f := fleet.New(cfg)
-		pids := ""
-		for range 2 {
-			p, err := f.Start(context.Background())
-			must(t, err)
-			pids += strconv.Itoa(p.PID()) + " "
-		}
-		must(t, f.Processes()[0].Stop())
-		must(t, os.WriteFile(file+".tmp", []byte(pids), 0o600))
-		must(t, os.Rename(file+".tmp", file))
-		select {}
-	}
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux ends a frozen child with its parent")
-	}
-	file := filepath.Join(t.TempDir(), "pids")
-	parent := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
-	parent.Env = append(os.Environ(), orphanEnv+"="+file)
-	must(t, parent.Start())
-	defer parent.Wait() //nolint:errcheck // it was killed
-	defer func() { _ = parent.Process.Kill() }()
-	var pids []string
-	eventually(t, "the parent starts children", func() bool {
-		text, err := os.ReadFile(file)
-		pids = strings.Fields(string(text))
-		return err == nil
-	})
-	must(t, parent.Process.Kill())
-	for _, pid := range pids {
-		eventually(t, "child "+pid+" is gone", func() bool {
-			stat, err := os.ReadFile("/proc/" + pid + "/stat")
-			return err != nil || strings.Contains(string(stat), ") Z ") // process 1 may reap nothing
-		})
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not in time: %s", what)
-		}
-	}
 }

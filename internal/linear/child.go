@@ -1,13 +1,9 @@
 package linear
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
-	"os"
 	"strconv"
-	"sync"
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
@@ -16,6 +12,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/hooks"
+	"github.com/stampedeguard/stampede/internal/spawn"
 )
 
 // A Config is what a child opens.
@@ -38,35 +35,23 @@ type opening struct {
 	Addr string
 }
 
-const childEnv = "STAMPEDE_LINEAR_CHILD"
+const childName = "linear"
 
 // Main runs a child and ends the process, if this process was started as one.
 // Call it first thing in TestMain.
-func Main() {
-	if os.Getenv(childEnv) == "" {
-		return
-	}
-	if err := runChild(os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "linear:", err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
+func Main() { spawn.Main(childName, runChild) }
 
 type child struct {
 	guard  *guard.Guard[string]
-	tagged atomic.Bool // values carry tags
-
-	mu  sync.Mutex // guards out
-	out io.Writer  // records, to the parent
+	tagged atomic.Bool   // values carry tags
+	parent *spawn.Parent // is told records
 }
 
 // runChild returns when its input ends.
-func runChild(in io.Reader, out io.Writer) error {
+func runChild(parent *spawn.Parent) error {
 	logging.Disable() // connections break all the time here
-	lines := json.NewDecoder(in)
 	var o opening
-	if err := lines.Decode(&o); err != nil {
+	if err := parent.Hear(&o); err != nil {
 		return err
 	}
 	hooks.SharingRuleOff.Store(o.SharingRuleOff)
@@ -81,7 +66,7 @@ func runChild(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	c := &child{out: out}
+	c := &child{parent: parent}
 	o.Policy.TagsOf = c.tagsOf
 	if c.guard, err = guard.New[string](store, "linear", o.Policy); err != nil {
 		return err
@@ -89,7 +74,7 @@ func runChild(in io.Reader, out io.Writer) error {
 	c.tell(Op{Kind: opened})
 	for {
 		var l Load
-		err := lines.Decode(&l)
+		err := parent.Hear(&l)
 		if err == io.EOF {
 			// What can't be given back, as Redis is away, expires by itself.
 			_ = c.guard.Close()
@@ -105,14 +90,7 @@ func runChild(in io.Reader, out io.Writer) error {
 }
 
 // tell writes at once: what has been told outlives this process.
-func (c *child) tell(o Op) {
-	record := o.record()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, err := c.out.Write(record); err != nil {
-		os.Exit(1) // the parent is gone
-	}
-}
+func (c *child) tell(o Op) { c.parent.TellRaw(o.record()) }
 
 // tagName is the tag that the values of a key carry, and of some of its
 // neighbours.

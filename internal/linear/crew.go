@@ -1,20 +1,14 @@
 package linear
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
-	"os"
-	"os/exec"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/stampedeguard/stampede/internal/fleet"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/spawn"
 )
 
 // A Crew is a number of processes that carry out Loads on one Redis server.
@@ -32,12 +26,9 @@ type Crew struct {
 
 // A process is a child as its parent sees it.
 type process struct {
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
-	stderr bytes.Buffer  // read it after gone
+	*spawn.Process
 	opened chan struct{} // closed when the guard is open
 	loads  chan struct{} // one for each Load carried out
-	gone   chan struct{} // closed when the child has ended and all it told is read
 }
 
 // Run starts a server and n processes for a test. When the test ends they are
@@ -66,51 +57,26 @@ func Run(tb redistest.TB, n int, cfg Config) *Crew {
 
 // start puts a new process on a seat.
 func (c *Crew) start(ctx context.Context, seat int) error {
-	path, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	p := &process{
-		cmd:    exec.Command(path),
-		opened: make(chan struct{}), loads: make(chan struct{}, 1), gone: make(chan struct{}),
-	}
-	p.cmd.Env = append(os.Environ(), childEnv+"=1")
-	p.cmd.Stderr = &p.stderr
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
-		return err
-	}
-	if err := fleet.Launch(p.cmd); err != nil {
+	p := &process{opened: make(chan struct{}), loads: make(chan struct{}, 1)}
+	var err error
+	if p.Process, err = spawn.Start(childName, func(stdout io.Reader) error { c.read(p, stdout); return nil }); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	c.seats[seat] = p
 	c.all = append(c.all, p)
 	c.mu.Unlock()
-	go c.read(p, stdout)
 	addr := c.Server.Addr()
 	if c.cfg.Breakable {
 		addr = c.lines[seat].Addr()
 	}
-	if err := p.write(opening{c.cfg, addr}); err != nil {
-		return err
-	}
-	select {
-	case <-p.opened:
-		return nil
-	case <-p.gone:
-		return fmt.Errorf("linear: a child ended at once: %s", p.stderr.String())
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	p.Tell(opening{c.cfg, addr})
+	_, err = spawn.Await(ctx, p.Process, p.opened)
+	return err
 }
 
 // read takes in what a child tells, until it ends.
 func (c *Crew) read(p *process, stdout io.Reader) {
-	defer close(p.gone)
 	buf := make([]byte, 1000*recordSize)
 	for have := 0; ; {
 		n, err := stdout.Read(buf[have:])
@@ -119,10 +85,9 @@ func (c *Crew) read(p *process, stdout io.Reader) {
 		c.take(p, buf[:whole])
 		have = copy(buf, buf[whole:have])
 		if err != nil {
-			break
+			return
 		}
 	}
-	_ = p.cmd.Wait() // how it ended shows in what it said
 }
 
 func (c *Crew) take(p *process, records []byte) {
@@ -140,15 +105,6 @@ func (c *Crew) take(p *process, records []byte) {
 	}
 }
 
-func (p *process) write(v any) error {
-	text, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	_, err = p.stdin.Write(append(text, '\n'))
-	return err
-}
-
 // Carry has all processes carry out a load, and returns when they have.
 func (c *Crew) Carry(ctx context.Context, l Load) error {
 	_, err := c.carry(ctx, l, func() (map[string]int, error) { return nil, nil })
@@ -164,57 +120,37 @@ func (c *Crew) CarryThroughFaults(ctx context.Context, l Load) (map[string]int, 
 
 func (c *Crew) carry(ctx context.Context, l Load, meanwhile func() (map[string]int, error)) (map[string]int, error) {
 	for seat := range c.seats {
-		if err := c.on(seat).write(l); err != nil {
-			return nil, err
-		}
+		c.on(seat).Tell(l)
 	}
 	count, err := meanwhile()
 	if err != nil {
 		return count, err
 	}
 	for seat := range c.seats {
-		if err := c.await(ctx, seat); err != nil {
+		p := c.on(seat)
+		if _, err := spawn.Await(ctx, p.Process, p.loads); err != nil {
 			return count, err
 		}
 	}
 	return count, nil
 }
 
-func (c *Crew) await(ctx context.Context, seat int) error {
-	p := c.on(seat)
-	select {
-	case <-p.loads:
-		return nil
-	case <-p.gone:
-		return fmt.Errorf("linear: a child ended: %s", p.stderr.String())
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // replace kills the process on a seat and has another go on with its load.
 func (c *Crew) replace(ctx context.Context, seat int, l Load) error {
-	if err := c.on(seat).kill(); err != nil {
+	if err := c.on(seat).Kill(); err != nil {
 		return err
 	}
 	if err := c.start(ctx, seat); err != nil {
 		return err
 	}
-	return c.on(seat).write(l)
+	c.on(seat).Tell(l)
+	return nil
 }
 
 func (c *Crew) on(seat int) *process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.seats[seat]
-}
-
-func (p *process) kill() error {
-	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	<-p.gone
-	return nil
 }
 
 // Take returns the histories told so far, by key, each in the order in which it
@@ -235,20 +171,15 @@ func (c *Crew) Take() map[uint32][]Op {
 func (c *Crew) close() error {
 	var errs []error
 	for _, p := range c.all {
-		_ = p.stdin.Close()
+		_ = p.CloseInput()
 	}
 	for _, p := range c.all {
-		select {
-		case <-p.gone:
-		case <-time.After(10 * time.Second):
-			errs = append(errs, errors.New("linear: a child does not end"), p.kill())
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		if err := p.Wait(ctx); errors.Is(err, context.DeadlineExceeded) {
+			errs = append(errs, err, p.Kill())
 		}
-		for _, sign := range []string{"DATA RACE", "panic: ", "fatal error: ", "linear: "} {
-			if said := p.stderr.String(); strings.Contains(said, sign) {
-				errs = append(errs, fmt.Errorf("linear: a child said: %s", said))
-				break
-			}
-		}
+		cancel()
+		errs = append(errs, p.Complaint())
 	}
 	return errors.Join(errs...)
 }

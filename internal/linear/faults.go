@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
-
-	"github.com/stampedeguard/stampede/internal/fleet"
 )
 
 // A fault is something that happens to one of the processes, or to the server.
@@ -18,12 +16,12 @@ type fault struct {
 var faults = []fault{
 	{"kill", func(ctx context.Context, c *Crew, seat int, l Load) error { return c.replace(ctx, seat, l) }},
 	{"freeze past the lease", func(ctx context.Context, c *Crew, seat int, _ Load) error {
-		p := c.on(seat).cmd.Process
-		if err := fleet.Freeze(p); err != nil {
+		p := c.on(seat)
+		if err := p.Stop(); err != nil {
 			return err
 		}
 		pause(ctx, c.cfg.Policy.Lease*5/4, c.cfg.Policy.Lease*2)
-		return fleet.Thaw(p)
+		return p.Cont()
 	}},
 	{"cut", func(ctx context.Context, c *Crew, seat int, _ Load) error {
 		c.lines[seat].Cut()
