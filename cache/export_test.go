@@ -69,3 +69,16 @@ func KeyNames(namespace, key string, t Token) ([]string, error) {
 	n := s.names(key)
 	return []string{n.entry, n.lease, n.tries, n.pause, n.failures, n.failed(t), n.wake, s.tag(key)}, nil
 }
+
+const OrderSenders = orderSenders
+
+// QueuedOrders is how many scripts wait to be sent to a single node.
+func QueuedOrders(s *Redis) int {
+	l := s.topo.all()[0].orders
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next == nil {
+		return 0
+	}
+	return len(l.next.all)
+}
