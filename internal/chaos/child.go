@@ -51,7 +51,8 @@ type child struct {
 	callers atomic.Uint64
 
 	leasesMu sync.Mutex
-	leases   map[string]bool // tokens granted; true: taken over
+	leases   map[string]bool     // tokens granted; true: taken over
+	starts   map[string][]string // tokens of the fetches that are about to start, by key
 
 	getsMu sync.Mutex
 	gets   map[uint64]*Get // under way
@@ -65,7 +66,7 @@ type child struct {
 func runChild(in io.Reader, out io.Writer) (code int) {
 	c := &child{
 		out: out, guards: map[string]*guard.Guard[string]{},
-		leases: map[string]bool{}, gets: map[uint64]*Get{},
+		leases: map[string]bool{}, starts: map[string][]string{}, gets: map[uint64]*Get{},
 	}
 	lines := bufio.NewReader(in)
 	for {
@@ -219,6 +220,9 @@ func (c *child) Observe(ev cache.Event) {
 		c.leasesMu.Lock()
 		c.leases[ev.Token.String()] = ev.Kind == cache.LeaseTakenOver
 		c.leasesMu.Unlock()
+	}
+	if ev.Kind == cache.FetchStarted {
+		c.starting(ev.Key, ev.Token)
 	}
 	if !told[ev.Kind] {
 		return
