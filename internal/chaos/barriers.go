@@ -22,22 +22,26 @@ func (c *checker) wrong(g *Get) string {
 	case kindOf(g.Key) == kindPrivate && (o.Proc != g.Proc || o.Caller != g.Caller):
 		return fmt.Sprintf("it is private to caller %d of process %d", o.Caller, o.Proc)
 	}
-	b := c.barriers[g.Key]
-	if b == nil {
-		return ""
-	}
 	at := c.latest(o)
-	if ch := b.before(g.Start, at); ch != nil {
-		return fmt.Sprintf("%s, but process %d called %s at %s, which returned at %s",
-			describe(o), ch.Proc, ch.Op, clock(ch.Start), clock(ch.End))
+	names := append(tagsOf(g.Key), g.Key)
+	for _, name := range names {
+		if ch := c.barriers[name].before(g.Start, at); ch != nil {
+			return fmt.Sprintf("%s, but process %d called %s of %q at %s, which returned at %s",
+				describe(o), ch.Proc, ch.Op, ch.Key, clock(ch.Start), clock(ch.End))
+		}
 	}
-	if ch := b.doubtful(g.Start, at); ch != nil {
+	for _, name := range names {
+		ch := c.barriers[name].doubtful(g.Start, at)
+		if ch == nil {
+			continue
+		}
 		c.StaleAfterLost++
 		if !c.lossy[ch] && len(c.Lost) < maxFindings {
 			c.Lost = append(c.Lost, fmt.Sprintf("process %d called %s of %q at %s, which returned at %s; process %d called Get at %s and got, from %s, a value %s",
 				ch.Proc, ch.Op, ch.Key, clock(ch.Start), clock(ch.End), g.Proc, clock(g.Start), g.Source, describe(o)))
 		}
 		c.lossy[ch] = true
+		break // it is one older value
 	}
 	return ""
 }
@@ -71,8 +75,14 @@ func clock(s Stamp) string { return time.Unix(0, int64(s)).UTC().Format("15:04:0
 const aroundFailover = 5 * time.Second
 
 // firmAt is when a change is certain to count: at once, unless a failover may
-// have lost it.
+// have lost it, or it is a DeleteTag whose record Redis may have evicted while a
+// fetch ran that it was to stop.
 func (c *checker) firmAt(ch *Change) (firm Stamp) {
+	for _, f := range c.History.Faults {
+		if ch.Op == opDeleteTag && f.Name == evicting && ch.End >= f.Start.Add(-c.Terms.Fetch) && ch.Start <= f.Until {
+			firm = f.Until.Add(c.Terms.HardTTL)
+		}
+	}
 	for _, at := range c.Failovers {
 		from := at.Add(-aroundFailover)
 		if f := c.faultAt(at); f != nil {
@@ -86,7 +96,11 @@ func (c *checker) firmAt(ch *Change) (firm Stamp) {
 	return firm
 }
 
-// barriers are the acknowledged Deletes and Sets of one key.
+// evicting is the fault in which Redis evicts what it likes.
+const evicting = "full_lru"
+
+// barriers are the acknowledged Deletes and Sets of one key, or the DeleteTags of
+// one tag. A nil one is empty.
 type barriers struct {
 	firm    []*Change // by their end
 	newest  []*Change // newest[i] is the one of firm[:i+1] that started last
@@ -120,6 +134,9 @@ func (b *barriers) sort() {
 // before returns a change that had returned before call, and had started after
 // a value that is no younger than at: that value is gone.
 func (b *barriers) before(call, at Stamp) *Change {
+	if b == nil {
+		return nil
+	}
 	n := sort.Search(len(b.firm), func(i int) bool { return b.firm[i].End >= call })
 	if n > 0 && b.newest[n-1].Start > at {
 		return b.newest[n-1]
@@ -134,6 +151,9 @@ func (b *barriers) before(call, at Stamp) *Change {
 
 // doubtful is before for the changes that may have been lost.
 func (b *barriers) doubtful(call, at Stamp) *Change {
+	if b == nil {
+		return nil
+	}
 	for _, d := range b.doubted {
 		if d.End < call && d.Start > at {
 			return d.Change

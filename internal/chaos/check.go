@@ -29,7 +29,9 @@ type Verdict struct {
 	Served      int            `json:"served"`
 	Errors      map[string]int `json:"errors"`
 	Fetches     int            `json:"fetches"`
-	Invalidated int            `json:"invalidations"` // Deletes and Sets acknowledged
+	ServedMany  int            `json:"served_by_get_many"` // of Served
+	Invalidated int            `json:"invalidations"`      // Deletes, Sets and DeleteTags acknowledged
+	TagsDeleted int            `json:"tags_deleted"`       // of them
 	WorstMS     float64        `json:"worst_latency_ms"`
 
 	Wrong       int `json:"wrong_values"`
@@ -165,6 +167,9 @@ func (c *checker) change(ch *Change) {
 		return
 	}
 	c.Invalidated++
+	if ch.Op == opDeleteTag {
+		c.TagsDeleted++
+	}
 	b := c.barriers[ch.Key]
 	if b == nil {
 		b = &barriers{}
@@ -221,6 +226,9 @@ func (c *checker) get(g *Get) {
 	}
 	c.Served++
 	t.Served++
+	if g.Many {
+		c.ServedMany++
+	}
 	if why := c.wrong(g); why != "" {
 		c.Wrong++
 		t.Wrong++

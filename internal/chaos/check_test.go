@@ -131,6 +131,26 @@ func TestCheckFindsWrongValues(t *testing.T) {
 			o.Key = "deleted-2"
 			h.Gets = append(h.Gets, got(3, 311, 320, o))
 		}},
+		{"older than a DeleteTag of its tag", 1, func(h *chaos.History) {
+			tagged(h, "tagged-half-1", 300, 311)
+		}},
+		{"older than a DeleteTag of its other tag", 1, func(h *chaos.History) {
+			tagged(h, "tagged-third-2", 300, 311)
+		}},
+		{"older than a DeleteTag of another tag", 0, func(h *chaos.History) {
+			tagged(h, "tagged-half-0", 300, 311)
+		}},
+		{"called at the instant in which DeleteTag returned", 0, func(h *chaos.History) {
+			tagged(h, "tagged-half-1", 300, 310)
+		}},
+		{"fetched after a DeleteTag had begun", 0, func(h *chaos.History) {
+			tagged(h, "tagged-half-1", 90, 311)
+		}},
+		{"from GetMany, neither value nor error", 1, func(h *chaos.History) {
+			g := got(3, 311, 320, nil)
+			g.Damage, g.Many = "neither", true
+			h.Gets = append(h.Gets, g)
+		}},
 		{"a damaged value", 1, func(h *chaos.History) {
 			g := got(3, 311, 320, nil)
 			g.Damage = "torn"
@@ -159,6 +179,48 @@ func private(proc int, caller uint64) chaos.Get {
 	g := got(1, 311, 320, &chaos.Origin{Key: "private-1", Proc: proc, Caller: caller, At: at(312)})
 	g.Key = "private-1"
 	return g
+}
+
+// tagged is a DeleteTag that takes 10 ms, and a GetMany that was given a value
+// fetched from 100 for the key tagged-5.
+func tagged(h *chaos.History, tag string, deleted, asked int) {
+	c := changed("delete_tag", 1, deleted, deleted+10)
+	c.Key = tag
+	o := fetched(1, 1, 100)
+	o.Key = "tagged-5"
+	g := got(3, asked, asked+10, o)
+	g.Key, g.Many = o.Key, true
+	h.Changes, h.Gets = append(h.Changes, c), append(h.Gets, g)
+}
+
+func TestCheckHonoursWhatAnEvictionMayLose(t *testing.T) {
+	t.Parallel()
+	// Redis evicts from 20000 to 22000; a fetch may take 8000, a value last 5000.
+	tests := []struct {
+		name           string
+		fault          string
+		deleted, asked int
+		wrong, lost    int
+	}{
+		{"while it evicts", "full_lru", 21000, 21100, 0, 1},
+		{"while a fetch may run until it does", "full_lru", 12000, 21100, 0, 1},
+		{"before any such fetch", "full_lru", 11900, 21100, 1, 0},
+		{"after it", "full_lru", 22001, 22100, 1, 0},
+		{"the hard TTL has passed since", "full_lru", 21000, 27001, 1, 0},
+		{"while Redis only refuses", "full_noeviction", 21000, 21100, 1, 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			v := chaos.Check(plan(func(h *chaos.History) {
+				h.Faults = []chaos.Fault{{Name: test.fault, Start: at(20000), Repaired: at(21900), Until: at(22000)}}
+				tagged(h, "tagged-half-1", test.deleted, test.asked)
+			}))
+			if v.Wrong != test.wrong || v.LostInvalidations != test.lost || v.TagsDeleted != 1 || v.ServedMany != 1 {
+				t.Errorf("wrong %d, lost %d, %d tags deleted, %d served by GetMany: %q", v.Wrong, v.LostInvalidations, v.TagsDeleted, v.ServedMany, v.Findings)
+			}
+		})
+	}
 }
 
 func TestCheckHonoursWhatAFailoverMayLose(t *testing.T) {

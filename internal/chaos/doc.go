@@ -15,11 +15,16 @@
 //     is away (FailClosed).
 //   - deleted: keys that random processes Delete, Set and Expire at random;
 //     stale: the same, with values served stale during a refresh; raced: the
-//     same, at the very moment in which a fetch ends.
+//     same, at the very moment in which a fetch ends; tagged: as raced, and
+//     DeleteTag of tags that keys share.
 //   - slow: fetches that take seconds and don't heed their context, for callers
 //     who don't wait that long.
 //   - failing: the fetch fails, panics, or asks everybody to wait.
 //   - private: each caller must get its own value.
+//
+// One call in six is a GetMany of two to eight keys of one kind (but private),
+// some of them fetched two at a time; to the checks it is a Get of each key, and
+// its fetch a fetch of each.
 //
 // One caller in ten has a context of 30 to 300 ms, the others one of 5 s.
 //
@@ -39,10 +44,11 @@
 // caller, and when its fetch started. [Check] is a pure function of these
 // reports. What must be zero:
 //
-//   - Wrong values: a Get that started after a Delete or Set returned without
-//     an error, strictly after by the clock, got a value whose fetch started
-//     before that Delete or Set, or that a Set before it had stored. Also: a
-//     value of another key, a damaged one, or somebody else's private one.
+//   - Wrong values: a Get that started after a Delete or Set of its key, or a
+//     DeleteTag of one of its tags, returned without an error, strictly after by
+//     the clock, got a value whose fetch started before that change, or that a
+//     Set before it had stored. Also: a value of another key, a damaged one, or
+//     somebody else's private one; and from GetMany neither value nor error.
 //   - Stuck callers: not back a second after the end of their own context. Time
 //     in which the whole process did not run does not count: a freeze by the
 //     nemesis, or a machine that had no time for it (as the process notices
@@ -59,7 +65,7 @@
 // # What is not
 //
 // A failover loses what was not replicated yet, and for a while there may be two
-// masters. A Delete or Set acknowledged around one (from five seconds before a
+// masters. A Delete, Set or DeleteTag acknowledged around one (from five seconds before a
 // server was seen to change its role, or a second before the fault in which it
 // did, to five seconds after) is no barrier until the hard TTL has passed since.
 // Older values that callers got in spite of it are counted as
@@ -67,6 +73,11 @@
 // What counts is that roles changed, whatever the fault: a busy machine has
 // failovers that nobody ordered. There is no such allowance on a standalone
 // Redis: its append-only file has what it acknowledged, even when it is killed.
+//
+// While Redis evicts what it likes (full_lru), it may evict the record of a
+// DeleteTag before a fetch ends that was under way. So one acknowledged then, or
+// up to FetchTimeout before, is no barrier until the hard TTL has passed either,
+// and is counted as if a failover had lost it.
 //
 // A process that is killed takes the last of its reports with it, which may hide
 // something but accuses nobody. A duplicate during a fault counts as explained

@@ -39,7 +39,8 @@ type Get struct {
 	Origin   *Origin `json:"o,omitempty"` // of the value; nil with an error
 	Damage   string  `json:"x,omitempty"` // the value is none that was ever made
 	Err      string  `json:"r,omitempty"` // kind of the error
-	Source   string  `json:"s,omitempty"` // as of guard.Source
+	Source   string  `json:"s,omitempty"` // as of guard.Source; GetMany doesn't say
+	Many     bool    `json:"m,omitempty"` // one of the keys of a GetMany
 }
 
 // A Fetch is one run of a fetch function.
@@ -55,11 +56,11 @@ type Fetch struct {
 	Err       string `json:"r,omitempty"`
 }
 
-// A Change is a call of Delete, Set or Expire.
+// A Change is a call of Delete, Set, Expire or DeleteTag.
 type Change struct {
 	Proc  int    `json:"-"`
 	Op    string `json:"o"`
-	Key   string `json:"k"`
+	Key   string `json:"k"` // or tag
 	Seq   uint64 `json:"q"`
 	Start Stamp  `json:"b"`
 	End   Stamp  `json:"e,omitempty"` // zero: not told

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -13,10 +16,12 @@ const (
 	kindPrivate = "private"
 	kindFailing = "failing"
 	kindCold    = "cold"
+	kindTagged  = "tagged"
 
-	opDelete = "delete"
-	opSet    = "set"
-	opExpire = "expire"
+	opDelete    = "delete"
+	opSet       = "set"
+	opExpire    = "expire"
+	opDeleteTag = "delete_tag"
 )
 
 var errBoom = errors.New("chaos: the origin is down")
@@ -33,6 +38,7 @@ type kind struct {
 	changed bool          // by Delete, Set and Expire
 	raced   bool          // and that at the very moment in which a fetch ends
 	deaf    bool          // the fetch doesn't heed its context
+	single  bool          // GetMany isn't called for it
 }
 
 var kinds = []kind{
@@ -54,7 +60,7 @@ var kinds = []kind{
 	},
 	{
 		name: "deleted", keys: 6, weight: 25, burst: 6, fetch: 120 * time.Millisecond, changed: true,
-		policy: guard.Policy{TTL: 3 * time.Second},
+		policy: guard.Policy{TTL: 3 * time.Second, MaxBatch: 2},
 	},
 	{
 		name: "stale", keys: 4, weight: 12, burst: 4, fetch: 120 * time.Millisecond, changed: true,
@@ -65,6 +71,10 @@ var kinds = []kind{
 		policy: guard.Policy{TTL: 3 * time.Second},
 	},
 	{
+		name: kindTagged, keys: 6, weight: 10, burst: 4, fetch: 40 * time.Millisecond, changed: true, raced: true,
+		policy: guard.Policy{TTL: 3 * time.Second, TagsOf: func(key, _ string) []string { return tagsOf(key) }},
+	},
+	{
 		name: "slow", keys: 3, weight: 3, burst: 4, fetch: 2 * time.Second, deaf: true,
 		policy: guard.Policy{TTL: 500 * time.Millisecond},
 	},
@@ -73,7 +83,7 @@ var kinds = []kind{
 		policy: guard.Policy{TTL: time.Second},
 	},
 	{
-		name: kindPrivate, keys: 2, weight: 3, burst: 3, fetch: 20 * time.Millisecond,
+		name: kindPrivate, keys: 2, weight: 3, burst: 3, fetch: 20 * time.Millisecond, single: true,
 		policy: guard.Policy{TTL: time.Second, Bypass: 5 * time.Second},
 	},
 }
@@ -112,6 +122,31 @@ func (k *kind) key(rng *rand.Rand) string {
 		return fmt.Sprintf("%s-%d-%d", k.name, time.Now().UnixMilli()/250, rng.IntN(3))
 	}
 	return fmt.Sprintf("%s-%d", k.name, rng.IntN(k.keys))
+}
+
+// someKeys draws different keys of the kind: two at least.
+func (k *kind) someKeys(rng *rand.Rand) []string {
+	var keys []string
+	for range 4 + rng.IntN(5) {
+		keys = append(keys, k.key(rng))
+	}
+	slices.Sort(keys)
+	for keys = slices.Compact(keys); len(keys) < 2; keys = slices.Compact(keys) {
+		keys = append(keys, k.key(rng))
+	}
+	rng.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	return keys
+}
+
+// tagsOf are the tags of a key's values: one of half of the tagged keys, and one
+// of each third of them.
+func tagsOf(key string) []string {
+	name, n, _ := strings.Cut(key, "-")
+	if name != kindTagged {
+		return nil
+	}
+	i, _ := strconv.Atoi(n)
+	return []string{fmt.Sprintf("%s-half-%d", kindTagged, i%2), fmt.Sprintf("%s-third-%d", kindTagged, i%3)}
 }
 
 // pick draws a kind by weight.

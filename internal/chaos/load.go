@@ -45,21 +45,36 @@ func pauseFor(ctx context.Context, rng *rand.Rand, d time.Duration) bool {
 func (c *child) callForever(ctx context.Context, rng *rand.Rand) {
 	for n := 1; pauseFor(ctx, rng, time.Duration(float64(n)/c.cfg.Rate*1e9)); {
 		k := pick(rng)
+		if !k.single && rng.IntN(6) == 0 {
+			keys := k.someKeys(rng)
+			if n = len(keys); c.under()+n <= maxOut {
+				timeout, took := k.timeout(rng), k.takes(rng)
+				c.work.Go(func() { c.getMany(k, keys, timeout, took) })
+			}
+			continue
+		}
 		key := k.key(rng)
 		n = 1 + rng.IntN(k.burst)
 		for range n {
 			if c.under() >= maxOut {
 				break
 			}
-			timeout := patient
-			if k.deaf || rng.IntN(10) == 0 {
-				timeout = 30*time.Millisecond + upTo(rng, 270*time.Millisecond)
-			}
-			took := k.fetch/2 + upTo(rng, k.fetch/2)
+			timeout, took := k.timeout(rng), k.takes(rng)
 			c.work.Go(func() { c.get(k, key, timeout, took) })
 		}
 	}
 }
+
+// timeout draws how long a caller's context lasts.
+func (k *kind) timeout(rng *rand.Rand) time.Duration {
+	if k.deaf || rng.IntN(10) == 0 {
+		return 30*time.Millisecond + upTo(rng, 270*time.Millisecond)
+	}
+	return patient
+}
+
+// takes draws how long a fetch takes.
+func (k *kind) takes(rng *rand.Rand) time.Duration { return k.fetch/2 + upTo(rng, k.fetch/2) }
 
 func (c *child) under() int {
 	c.getsMu.Lock()
@@ -73,34 +88,50 @@ func (c *child) get(k *kind, key string, timeout, took time.Duration) {
 	g.Deadline = g.Start.Add(timeout)
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	c.getsMu.Lock()
-	c.gets[g.Caller] = g
-	c.getsMu.Unlock()
-
+	c.enter(g)
 	res, err := c.guards[k.name].Load(ctx, key, func(ctx context.Context, f *guard.Fill[string]) (string, error) {
 		return c.fetch(ctx, k, key, g.Caller, took, f)
 	})
 	end := now()
-	c.getsMu.Lock()
-	delete(c.gets, g.Caller)
-	c.getsMu.Unlock()
+	c.leave(g)
 
 	g.End, g.Err, g.Source = end, c.errorKind(err), ""
 	if err == nil {
 		g.Source = res.Source.String()
-		var damage error
-		if g.Origin, damage = decodeValue(res.Value); damage != nil {
-			g.Damage = damage.Error()
-		}
+		g.given(res.Value)
 	}
 	c.write(&report{Get: g})
 }
 
+// enter and leave keep account of who is out.
+func (c *child) enter(gs ...*Get) {
+	c.getsMu.Lock()
+	defer c.getsMu.Unlock()
+	for _, g := range gs {
+		c.gets[g.Caller] = g
+	}
+}
+
+func (c *child) leave(gs ...*Get) {
+	c.getsMu.Lock()
+	defer c.getsMu.Unlock()
+	for _, g := range gs {
+		delete(c.gets, g.Caller)
+	}
+}
+
+// given notes where a value comes from.
+func (g *Get) given(value string) {
+	var damage error
+	if g.Origin, damage = decodeValue(value); damage != nil {
+		g.Damage = damage.Error()
+	}
+}
+
 // fetch is what the guard calls.
 func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, took time.Duration, fill *guard.Fill[string]) (value string, err error) {
-	f := &Fetch{Key: key, Seq: c.seq.Add(1), Start: now(), Token: fill.IdempotencyKey}
-	f.Leased, f.TakenOver = c.lease(f.Token)
-	c.write(&report{Begin: f})
+	f := c.begin(key, fill.IdempotencyKey)
+	c.startedWith(key, f.Token, f.Leased)
 	returned := false
 	defer func() {
 		f.End, f.Err = now(), c.errorKind(err)
@@ -130,6 +161,14 @@ func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, t
 	return encodeValue(&Origin{Key: key, Proc: c.cfg.Proc, Seq: f.Seq, At: f.Start, Caller: caller}, k.size), nil
 }
 
+// begin reports a fetch that starts.
+func (c *child) begin(key, token string) *Fetch {
+	f := &Fetch{Key: key, Seq: c.seq.Add(1), Start: now(), Token: token}
+	f.Leased, f.TakenOver = c.lease(token)
+	c.write(&report{Begin: f})
+	return f
+}
+
 // changeForever invalidates keys, and looks at once what that did: in this
 // process, as the others are busy with the same keys anyway.
 func (c *child) changeForever(ctx context.Context, rng *rand.Rand) {
@@ -144,19 +183,45 @@ func (c *child) changeForever(ctx context.Context, rng *rand.Rand) {
 	for n := 0; pauseFor(ctx, rng, time.Duration(10/c.cfg.Rate*1e9)); n++ {
 		if n%4 == 0 {
 			k := changed[rng.IntN(len(changed))]
-			key, op := k.key(rng), drawOp(rng)
-			c.work.Go(func() { c.changeAndGet(k, key, op) })
+			keys := k.oneOrSome(rng)
+			op, what := k.change(rng, keys[0])
+			c.work.Go(func() { c.changeAndGet(k, keys, op, what) })
 			continue
 		}
 		k := raced[rng.IntN(len(raced))]
-		key, op, after := k.key(rng), drawOp(rng), upTo(rng, k.fetch*3/2)
-		took := k.fetch/2 + upTo(rng, k.fetch/2)
-		c.work.Go(func() { c.get(k, key, patient, took) })
+		keys, after, took := k.oneOrSome(rng), upTo(rng, k.fetch*3/2), k.takes(rng)
+		op, what := k.change(rng, keys[0])
+		c.work.Go(func() { c.ask(k, keys, patient, took) })
 		c.work.Go(func() {
 			time.Sleep(after)
-			c.changeAndGet(k, key, op)
+			c.changeAndGet(k, keys, op, what)
 		})
 	}
+}
+
+// oneOrSome draws what a Get or, half as often, a GetMany is to ask for.
+func (k *kind) oneOrSome(rng *rand.Rand) []string {
+	if rng.IntN(3) == 0 {
+		return k.someKeys(rng)
+	}
+	return []string{k.key(rng)}
+}
+
+// ask is a caller of Get or, for several keys, of GetMany.
+func (c *child) ask(k *kind, keys []string, timeout, took time.Duration) {
+	if len(keys) == 1 {
+		c.get(k, keys[0], timeout, took)
+	} else {
+		c.getMany(k, keys, timeout, took)
+	}
+}
+
+// change draws what is done to a key, or to one of its tags.
+func (k *kind) change(rng *rand.Rand, key string) (op, what string) {
+	if tags := tagsOf(key); len(tags) > 0 && rng.IntN(2) == 0 {
+		return opDeleteTag, tags[rng.IntN(len(tags))]
+	}
+	return drawOp(rng), key
 }
 
 func drawOp(rng *rand.Rand) string {
@@ -169,9 +234,10 @@ func drawOp(rng *rand.Rand) string {
 	return opExpire
 }
 
-func (c *child) changeAndGet(k *kind, key, op string) {
-	if c.change(k, key, op) {
-		c.get(k, key, patient, k.fetch/2)
+// changeAndGet changes a key or a tag, and asks for the keys.
+func (c *child) changeAndGet(k *kind, keys []string, op, what string) {
+	if c.change(k, what, op) {
+		c.ask(k, keys, patient, k.fetch/2)
 	}
 }
 
@@ -188,6 +254,8 @@ func (c *child) change(k *kind, key, op string) bool {
 		err = g.Delete(ctx, key)
 	case opExpire:
 		err = g.Expire(ctx, key)
+	case opDeleteTag:
+		err = g.DeleteTag(ctx, key)
 	case opSet:
 		err = g.Set(ctx, key, encodeValue(&Origin{Key: key, Proc: c.cfg.Proc, Seq: ch.Seq, At: ch.Start, Set: true}, k.size))
 	}

@@ -46,9 +46,9 @@ func TestPromisesHoldThroughFaults(t *testing.T) {
 	if !res.OK() {
 		t.Error("what must be zero is not")
 	}
-	if res.Served < 300 || res.Fetches < 30 || res.Invalidated == 0 || len(res.Faults) < 3 {
-		t.Errorf("served %d, fetches %d, invalidations %d, faults %d: too little happened",
-			res.Served, res.Fetches, res.Invalidated, len(res.Faults))
+	if res.Served < 300 || res.ServedMany < 30 || res.Fetches < 30 || res.Invalidated == 0 || res.TagsDeleted == 0 || len(res.Faults) < 3 {
+		t.Errorf("served %d, by GetMany %d, fetches %d, invalidations %d, of tags %d, faults %d: too little happened",
+			res.Served, res.ServedMany, res.Fetches, res.Invalidated, res.TagsDeleted, len(res.Faults))
 	}
 	if err := res.WriteJSON(&object); err != nil {
 		t.Fatal(err)

@@ -16,12 +16,28 @@ import (
 // request carries a command out, or loses it.
 func (w *world) request(c *call) {
 	if !w.healed && w.chance(w.plan.loseRequest) {
+		if some := w.tear(c); some > 0 {
+			w.fault("request torn")
+			w.say("p%d: only %d of %d commands arrive", c.n.proc, some, len(c.cmds))
+			w.carryOut(c, func() { c.request <- torn(some) })
+			return
+		}
 		w.fault("request lost")
 		w.say("p%d: %s is lost on its way", c.n.proc, c.label)
 		c.request <- errCut
 		return
 	}
 	w.carryOut(c, func() { c.request <- nil })
+}
+
+// tear draws where a pipeline's connection ends: after so many of its commands.
+// Some have the order of a map, and would be torn differently each time. Where no
+// caller asks for several keys at once there is nothing to be torn.
+func (w *world) tear(c *call) int {
+	if first := c.commands[0]; !w.plan.many || len(c.cmds) == 1 || first.is("extend") || first.is("tie") {
+		return 0
+	}
+	return w.rng.IntN(len(c.cmds))
 }
 
 // late carries out a command that its client has given up.
@@ -33,8 +49,12 @@ func (w *world) late(c *call) {
 		return // it never arrives
 	}
 	w.fault("request late")
+	cmds := c.cmds
+	if !w.healed {
+		cmds = cmds[:len(cmds)-w.tear(c)]
+	}
 	w.carryOut(c, func() {
-		for _, cmd := range c.cmds {
+		for _, cmd := range cmds {
 			_ = w.admin.Process(context.Background(), cmd)
 		}
 	})
@@ -50,7 +70,18 @@ func (w *world) carryOut(c *call, do func()) {
 
 // answer delivers an answer, or loses it.
 func (w *world) answer(c *call) {
+	if c.n.isTorn(c) {
+		w.say("p%d: there is no answer of %s", c.n.proc, c.label)
+		c.answer <- errCut
+		return
+	}
 	if !w.healed && w.chance(w.plan.loseAnswer) {
+		if some := w.tear(c); some > 0 {
+			w.fault("answer torn")
+			w.say("p%d: %d of the answers of %s arrive", c.n.proc, some, c.label)
+			c.answer <- torn(some)
+			return
+		}
 		w.fault("answer lost")
 		w.say("p%d: the answer of %s is lost", c.n.proc, c.label)
 		c.answer <- errCut
@@ -61,7 +92,7 @@ func (w *world) answer(c *call) {
 }
 
 func (w *world) replyOf(c *call) string {
-	if c.is("get") {
+	if c.commands[0].is("get") {
 		var all []string
 		c.n.mu.Lock()
 		defer c.n.mu.Unlock()
@@ -75,9 +106,9 @@ func (w *world) replyOf(c *call) string {
 		return fmt.Sprintf("%d found %s", len(all), strings.Join(all, ", "))
 	}
 	if len(c.cmds) > 1 {
-		return "" // in the order of a map
+		return w.repliesOf(c)
 	}
-	switch v := c.reply().(type) {
+	switch v := c.commands[0].reply().(type) {
 	case nil:
 		return "no reply"
 	case []any:
@@ -92,6 +123,26 @@ func (w *world) replyOf(c *call) string {
 	default:
 		return fmt.Sprint(v)
 	}
+}
+
+// repliesOf sorts what the scripts of a pipeline reply: the order may be that of
+// a map.
+func (w *world) repliesOf(c *call) string {
+	var all []string
+	for _, m := range c.commands {
+		what := ""
+		switch v := m.reply().(type) {
+		case nil:
+			continue
+		case []any:
+			what = fmt.Sprint(v[0])
+		default:
+			what = fmt.Sprint(v)
+		}
+		all = append(all, userKey(m.key)+" "+what)
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
 }
 
 func (w *world) subscribe(p *process, l *wire, what parcel) {

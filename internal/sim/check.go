@@ -53,9 +53,10 @@ type storing struct {
 	at   time.Time
 }
 
-// A look is a flight's at a holder.
+// A look is a process's at a holder: which of its flights looked isn't known, as
+// their questions go together.
 type look struct {
-	op     *op
+	by     *process
 	holder string
 }
 
@@ -73,13 +74,18 @@ func (w *world) violate(rule, format string, args ...any) {
 
 func entryName(key string) string { return namespace + ":{" + guardName + ":" + key + "}" }
 
-func (b *book) init() {
+// userKey is the key of an entry's name.
+func userKey(name string) string {
+	return strings.TrimSuffix(strings.TrimPrefix(name, namespace+":{"+guardName+":"), "}")
+}
+
+func (b *book) init(w *world) {
 	*b = book{
 		last: map[string]content{}, evicted: map[string]int{}, granted: map[string]grant{}, sent: map[string]bool{},
 		failed: map[string]failing{}, stored: map[string]storing{}, barriers: map[string][]*op{}, looks: map[look]time.Time{},
 		lost: map[string]string{},
 	}
-	for i := range 2 {
+	for i := range max(2, w.plan.keys) {
 		b.keys = append(b.keys, entryName(fmt.Sprintf("k%d", i)))
 	}
 }
@@ -104,35 +110,43 @@ func (b *book) look(w *world) map[string]content {
 func (b *book) carriedOut(w *world, c *call, before, after map[string]content) {
 	for _, key := range b.keys {
 		was, is, had := before[key], after[key], b.last[key]
+		m := c.on(key, was.lease, is.lease)
 		if is.lease != was.lease || was.lease != had.lease {
-			b.leaseChanged(w, c, key, had, was, is)
+			b.leaseChanged(w, m, key, had, was, is)
 		}
 		if !bytes.Equal(is.entry, was.entry) {
-			b.entryChanged(w, c, key, was, is)
+			b.entryChanged(w, m, key, was, is)
 		}
-		if key != c.key || c.reply() == nil {
+		if key != m.key || m.reply() == nil {
 			continue
 		}
 		switch {
-		case c.is("delete") && (is.entry != nil || is.lease != ""):
+		case m.is("delete") && (is.entry != nil || is.lease != ""):
 			w.violate("delete", "after a Delete %s is left", key)
-		case (c.is("set") || c.is("expire")) && is.lease != "":
+		case (m.is("set") || m.is("expire")) && is.lease != "":
 			w.violate("end of lease", "after %s the lease of %s lives", c.label, key)
 		}
 	}
 	b.last = after
-	reply := c.reply()
+	for _, m := range c.commands {
+		b.replied(w, m, before)
+	}
+}
+
+// replied takes in what one command was answered.
+func (b *book) replied(w *world, m *command, before map[string]content) {
+	c, reply := m.c, m.reply()
 	switch {
 	case reply == nil:
-	case c.is("acquire"):
-		b.asked(w, c, before[c.key], reply.([]any))
-	case c.is("fail") && reply == int64(1):
-		b.failed[c.token] = failing{w.step(), time.Now()}
-	case c.is("set"), c.is("delete"), c.is("expire"):
+	case m.is("acquire"):
+		b.asked(w, m, before[m.key], reply.([]any))
+	case m.is("fail") && reply == int64(1):
+		b.failed[m.token] = failing{w.step(), time.Now()}
+	case m.is("set"), m.is("delete"), m.is("expire"):
 		if c.op != nil {
 			c.op.carriedOut = w.step()
 		}
-	case c.is("tag"):
+	case m.is("tag"):
 		if c.op != nil {
 			c.op.carriedOut = c.op.start // what was fetched from then on may count
 		}
@@ -141,7 +155,8 @@ func (b *book) carriedOut(w *world, c *call, before, after map[string]content) {
 
 // leaseChanged judges how a lease came or went: was and is are before and after
 // the call, had is after the call before that.
-func (b *book) leaseChanged(w *world, c *call, key string, had, was, is content) {
+func (b *book) leaseChanged(w *world, m *command, key string, had, was, is content) {
+	c := m.c
 	if had.lease != "" && was.lease == "" {
 		b.lost[had.lease] = "expired"
 		if b.evicted[key] != 0 {
@@ -156,17 +171,17 @@ func (b *book) leaseChanged(w *world, c *call, key string, had, was, is content)
 		return
 	}
 	if is.lease == "" {
-		own := c.token == was.lease && (c.is("fill") || c.is("fail") || c.is("release"))
-		change := c.key == key && (c.is("set") || c.is("delete") || c.is("expire"))
+		own := m.token == was.lease && (m.is("fill") || m.is("fail") || m.is("release"))
+		change := m.key == key && (m.is("set") || m.is("delete") || m.is("expire"))
 		if !own && !change {
 			w.violate("fence", "%s ended the lease %s of %s", c.label, w.tokenName(was.lease), key)
 		}
 		if change {
-			b.lost[was.lease] = c.names[0]
+			b.lost[was.lease] = m.name
 		}
 		return
 	}
-	if !c.is("acquire") || c.token != is.lease || c.key != key {
+	if !m.is("acquire") || m.token != is.lease || m.key != key {
 		w.violate("fence", "%s made %s the lease of %s", c.label, w.tokenName(is.lease), key)
 		return
 	}
@@ -175,9 +190,9 @@ func (b *book) leaseChanged(w *world, c *call, key string, had, was, is content)
 	}
 	b.lost[was.lease] = "replaced"
 	holder := b.granted[was.lease]
-	switch suspect, over := c.arg(4), c.arg(5); was.lease {
+	switch suspect, over := m.arg(4), m.arg(5); was.lease {
 	case suspect:
-		since, looked := b.looks[look{c.op, suspect}]
+		since, looked := b.looks[look{c.n.owner, suspect}]
 		if holder.by.watched() || !looked || time.Since(since) < 50*ms {
 			w.violate("takeover", "p%d took the lease %s of %s over, whose process is watched=%v, and was looked at %v",
 				c.n.proc, w.tokenName(was.lease), key, holder.by.watched(), looked)
@@ -209,9 +224,10 @@ func (w *world) fetchOf(token string) *fetch {
 
 // entryChanged judges what a call stored: it is the only place where a late
 // write could show.
-func (b *book) entryChanged(w *world, c *call, key string, was, is content) {
+func (b *book) entryChanged(w *world, m *command, key string, was, is content) {
+	c := m.c
 	if is.entry == nil {
-		if c.key != key || !c.is("delete") {
+		if m.key != key || !m.is("delete") {
 			w.violate("P2", "%s removed the entry of %s", c.label, key)
 		}
 		return
@@ -223,16 +239,16 @@ func (b *book) entryChanged(w *world, c *call, key string, was, is content) {
 	}
 	version := string(e.Version[:])
 	switch {
-	case c.key != key:
+	case m.key != key:
 		w.violate("P2", "%s changed the entry of %s", c.label, key)
-	case c.is("expire"):
+	case m.is("expire"):
 		if was.entry == nil || !bytes.Equal(was.entry[:19], is.entry[:19]) || !bytes.Equal(was.entry[20:], is.entry[20:]) {
 			w.violate("P2", "%s changed more than a flag", c.label)
 		}
 		return
-	case c.is("set"):
-	case c.is("fill"):
-		if was.lease != version || c.token != version {
+	case m.is("set"):
+	case m.is("fill"):
+		if was.lease != version || m.token != version {
 			w.violate("P2", "%s stored %s while the lease of %s was %s", c.label, w.tokenName(version), key, w.tokenName(was.lease))
 		}
 	default:
@@ -241,7 +257,7 @@ func (b *book) entryChanged(w *world, c *call, key string, was, is content) {
 	if e.Kind == cache.Value {
 		text := string(e.Payload)
 		b.stored[text] = storing{w.step(), time.Now()}
-		if name, ok := strings.CutPrefix(text, strings.TrimSuffix(strings.TrimPrefix(key, namespace+":{"+guardName+":"), "}")+" fetch "); ok {
+		if name, ok := strings.CutPrefix(text, userKey(key)+" fetch "); ok {
 			if f := w.fetchNamed(name); f == nil || f.token != version || f.private {
 				w.violate("P2", "%q was stored with the version %s", text, w.tokenName(version))
 			}
@@ -256,33 +272,29 @@ func (w *world) fetchNamed(name string) *fetch {
 }
 
 // asked checks the answer of an acquire.
-func (b *book) asked(w *world, c *call, was content, reply []any) {
-	now := time.Now()
+func (b *book) asked(w *world, m *command, was content, reply []any) {
+	c, now := m.c, time.Now()
 	switch reply[0] {
 	case "held":
 		holder := reply[1].(string)
-		if c.op != nil {
-			l := look{c.op, holder}
-			if reply[3] == int64(0) {
-				delete(b.looks, l)
-			} else if _, ok := b.looks[l]; !ok {
-				b.looks[l] = now
-			}
+		l := look{c.n.owner, holder}
+		if _, looked := b.looks[l]; !looked && reply[3] == int64(1) {
+			b.looks[l] = now
 		}
 	case "granted":
-		if b.sent[c.token] {
-			w.violate("token", "the token %s was granted twice", w.tokenName(c.token))
+		if b.sent[m.token] {
+			w.violate("token", "the token %s was granted twice", w.tokenName(m.token))
 		}
-		b.granted[c.token] = grant{c.key, c.n.owner, w.step(), now, c.arg(9) == "1"}
-		if f, ok := b.failed[c.arg(3)]; ok && now.Sub(f.at) < 5*time.Second {
-			w.violate("P8", "%s was granted a lease though it had waited for %s, whose fetch failed", c.label, w.tokenName(c.arg(3)))
+		b.granted[m.token] = grant{m.key, c.n.owner, w.step(), now, m.arg(9) == "1"}
+		if f, ok := b.failed[m.arg(3)]; ok && now.Sub(f.at) < 5*time.Second {
+			w.violate("P8", "%s was granted a lease though it had waited for %s, whose fetch failed", c.label, w.tokenName(m.arg(3)))
 		}
 		if was.entry != nil {
 			e, err := cache.ParseEntry(was.entry)
-			if fresh := err == nil && e.Flags&cache.FlagExpired == 0 && e.TTL-was.ttl < e.FreshFor; fresh && c.arg(2) != string(e.Version[:]) {
+			if fresh := err == nil && e.Flags&cache.FlagExpired == 0 && e.TTL-was.ttl < e.FreshFor; fresh && m.arg(2) != string(e.Version[:]) {
 				w.violate("P1", "%s was granted a lease though a fresh entry is stored", c.label)
 			}
 		}
 	}
-	b.sent[c.token] = true
+	b.sent[m.token] = true
 }

@@ -13,6 +13,12 @@
 // on by itself (synctest.Wait), so that the order of events is the seed's and
 // not the Go runtime's.
 //
+// Callers Get, Peek and change keys. In one seed of four they call GetMany too,
+// over three or four keys in any order, which is checked as a Get of each key is;
+// there pipelines are also torn, so that Redis carries out only the first of their
+// commands, or only the first of their answers arrive. In three seeds of eight
+// values carry tags, which are deleted and expired.
+//
 // What is left to the runtime, and how far a seed replays in spite of it, is
 // told at [Run].
 package sim

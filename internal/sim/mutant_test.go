@@ -24,6 +24,7 @@ type mutant struct {
 	name  string
 	cfg   sim.Config
 	rules []string
+	many  bool // of GetMany: only the seeds that call it are played
 }
 
 const (
@@ -48,35 +49,45 @@ func untagged(c sim.Config) sim.Config {
 	return c
 }
 
+// many is a mutant of what GetMany asks of its store.
+func many(name string, f func(cache.Store) cache.Store, outside bool, rules ...string) mutant {
+	return mutant{name, from(outside, wrap(f)), rules, true}
+}
+
 func wrap(f func(cache.Store) cache.Store) sim.Config { return sim.Config{Wrap: f} }
 
 var mutants = []mutant{
-	{"fill writes without its lease", script("fill", notMine, "if false then"), []string{"P2"}},
-	{"fill writes without its lease, seen from outside", from(true, script("fill", notMine, "if false then")), []string{"P3"}},
-	{"store writes what fill refused", wrap(func(s cache.Store) cache.Store { return insistent{s} }), []string{"P2"}},
-	{"store writes what fill refused, seen from outside", from(true, wrap(func(s cache.Store) cache.Store { return insistent{s} })), []string{"P3"}},
-	{"every outcome is shared", sim.Config{Share: true, Outside: true}, []string{"P3"}},
-	{"delete forgets the lease", script("delete", endLease, "redis.call('DEL', KEYS[1])"), []string{"delete"}},
-	{"delete forgets the lease, seen from outside", from(true, script("delete", endLease, "redis.call('DEL', KEYS[1])")), []string{"P3"}},
-	{"set forgets the lease", script("set", "redis.call('DEL', KEYS[2], ", "redis.call('DEL', "), []string{"end of lease"}},
-	{"set forgets the lease, seen from outside", from(true, script("set", "redis.call('DEL', KEYS[2], ", "redis.call('DEL', ")), []string{"P3"}},
-	{"expire forgets the lease", script("expire", "redis.call('DEL', KEYS[2])", ""), []string{"end of lease"}},
-	{"release ends any lease", script("release", notMine+" return 0 end", "if not lease then return 0 end"), []string{"fence"}},
-	{"fail ends any lease", script("fail", notMine, "if not lease then"), []string{"fence"}},
-	{"acquire doesn't look for an entry", script("acquire", "head ~= seen", "false"), []string{"P1"}},
-	{"acquire doesn't tell of a failure", script("acquire", "if failure then", "if false then"), []string{"P8"}},
-	{"acquire ignores the lease", script("acquire", "elseif holder ~= over then", "elseif false then"), []string{"fence"}},
-	{"acquire takes over at the first look", script("acquire", "holder == suspect and abandoned", "abandoned"), []string{"fence"}},
-	{"acquire takes over from the living", script("acquire", "holder == suspect and abandoned", "holder == suspect"), []string{"takeover"}},
-	{"quarantine counts the living", script("acquire", "if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead"), []string{"P7"}},
-	{"quarantine counts who left in order", script("release", "redis.call('SREM', KEYS[2], ARGV[1])", ""), []string{"left behind", "P7"}},
-	{"reads join one that was sent before", from(true, wrap(func(s cache.Store) cache.Store { return &joining{Store: s, under: map[string]*reading{}} })), []string{"P3"}},
-	{"waiters believe word of any lease", untagged(wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}} })), []string{"P3", "sharing"}},
-	{"a fetch's failure is kept to itself", wrap(func(s cache.Store) cache.Store { return silent{s} }), []string{"leak"}},
-	{"a tag's deletion isn't recorded", from(true, script("tag", "redis.call('HSET', KEYS[1], ARGV[3], string.format('%.0f', mark))", "")), []string{"P3"}},
-	{"a tag's deletion doesn't advance the clock", from(true, script("clock", "'HINCRBY', KEYS[1], 'n', ARGV[2]", "'HINCRBY', KEYS[1], 'n', 0")), []string{"P3"}},
-	{"tie tells of no deletion", from(true, script("tie", "return {deleted, expired}", "return {0, expired}")), []string{"P3"}},
-	{"callers wait for Redis whatever their deadline", from(true, wrap(func(s cache.Store) cache.Store { return patient{s} })), []string{"P4"}},
+	{"fill writes without its lease", script("fill", notMine, "if false then"), []string{"P2"}, false},
+	{"fill writes without its lease, seen from outside", from(true, script("fill", notMine, "if false then")), []string{"P3"}, false},
+	{"store writes what fill refused", wrap(func(s cache.Store) cache.Store { return insistent{s} }), []string{"P2"}, false},
+	{"store writes what fill refused, seen from outside", from(true, wrap(func(s cache.Store) cache.Store { return insistent{s} })), []string{"P3"}, false},
+	{"every outcome is shared", sim.Config{Share: true, Outside: true}, []string{"P3"}, false},
+	{"delete forgets the lease", script("delete", endLease, "redis.call('DEL', KEYS[1])"), []string{"delete"}, false},
+	{"delete forgets the lease, seen from outside", from(true, script("delete", endLease, "redis.call('DEL', KEYS[1])")), []string{"P3"}, false},
+	{"set forgets the lease", script("set", "redis.call('DEL', KEYS[2], ", "redis.call('DEL', "), []string{"end of lease"}, false},
+	{"set forgets the lease, seen from outside", from(true, script("set", "redis.call('DEL', KEYS[2], ", "redis.call('DEL', ")), []string{"P3"}, false},
+	{"expire forgets the lease", script("expire", "redis.call('DEL', KEYS[2])", ""), []string{"end of lease"}, false},
+	{"release ends any lease", script("release", notMine+" return 0 end", "if not lease then return 0 end"), []string{"fence"}, false},
+	{"fail ends any lease", script("fail", notMine, "if not lease then"), []string{"fence"}, false},
+	{"acquire doesn't look for an entry", script("acquire", "head ~= seen", "false"), []string{"P1"}, false},
+	{"acquire doesn't tell of a failure", script("acquire", "if failure then", "if false then"), []string{"P8"}, false},
+	{"acquire ignores the lease", script("acquire", "elseif holder ~= over then", "elseif false then"), []string{"fence"}, false},
+	{"acquire takes over at the first look", script("acquire", "holder == suspect and abandoned", "abandoned"), []string{"fence"}, false},
+	{"acquire takes over from the living", script("acquire", "holder == suspect and abandoned", "holder == suspect"), []string{"takeover"}, false},
+	{"quarantine counts the living", script("acquire", "if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead"), []string{"P7"}, false},
+	{"quarantine counts who left in order", script("release", "redis.call('SREM', KEYS[2], ARGV[1])", ""), []string{"left behind", "P7"}, false},
+	{"reads join one that was sent before", from(true, wrap(func(s cache.Store) cache.Store { return &joining{Store: s, under: map[string]*reading{}} })), []string{"P3"}, false},
+	{"waiters believe word of any lease", untagged(wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}} })), []string{"P3", "sharing"}, false},
+	{"a fetch's failure is kept to itself", wrap(func(s cache.Store) cache.Store { return silent{s} }), []string{"leak"}, false},
+	{"a tag's deletion isn't recorded", from(true, script("tag", "redis.call('HSET', KEYS[1], ARGV[3], string.format('%.0f', mark))", "")), []string{"P3"}, false},
+	{"a tag's deletion doesn't advance the clock", from(true, script("clock", "'HINCRBY', KEYS[1], 'n', ARGV[2]", "'HINCRBY', KEYS[1], 'n', 0")), []string{"P3"}, false},
+	{"tie tells of no deletion", from(true, script("tie", "return {deleted, expired}", "return {0, expired}")), []string{"P3"}, false},
+	{"callers wait for Redis whatever their deadline", from(true, wrap(func(s cache.Store) cache.Store { return patient{s} })), []string{"P4"}, false},
+	many("a batch stores what was refused", func(s cache.Store) cache.Store { return insistentMany{s} }, false, "P2"),
+	many("a batch stores what was refused, seen from outside", func(s cache.Store) cache.Store { return insistentMany{s} }, true, "P3"),
+	many("a batch takes its stamp after its fetch", func(s cache.Store) cache.Store { return stamping{s} }, true, "P3"),
+	many("a pipeline's late grants are nobody's", func(s cache.Store) cache.Store { return hurried{s} }, false, "leak"),
+	many("a pipeline's answers are given to each other's keys", func(s cache.Store) cache.Store { return mixing{s} }, true, "value"),
 }
 
 // mutantSeeds is what a mutant has until it must be found. The last to be found
@@ -89,7 +100,9 @@ func TestMutantsAreFound(t *testing.T) {
 			t.Parallel()
 			m.cfg.Scripts = scriptsDir
 			for s := uint64(1); s <= mutantSeeds; s++ {
-				m.cfg.Seed = s
+				if m.cfg.Seed = s; m.many && !sim.Many(s) {
+					continue
+				}
 				for _, v := range sim.Run(t, m.cfg).Violations {
 					if slices.Contains(m.rules, v.Rule) {
 						t.Logf("found by seed %d: %v", s, v)
@@ -202,4 +215,54 @@ func (s patient) Read(ctx context.Context, key string) (*cache.Reading, error) {
 		err = errors.Join(err, context.Cause(ctx))
 	}
 	return r, err
+}
+
+// insistentMany is insistent for many.
+type insistentMany struct{ cache.Store }
+
+func (s insistentMany) ReturnMany(ctx context.Context, returns []cache.Return) []cache.Returned {
+	all := s.Store.ReturnMany(ctx, returns)
+	for i, r := range returns {
+		if r.Entry != nil && all[i].Err == nil && !all[i].OK {
+			all[i] = cache.Returned{OK: true, Err: s.Set(ctx, r.Lease.Key, r.Entry)}
+		}
+	}
+	return all
+}
+
+// stamping stamps what a batch has fetched as if it had been fetched just now.
+type stamping struct{ cache.Store }
+
+func (s stamping) ReturnMany(ctx context.Context, returns []cache.Return) []cache.Returned {
+	if stamp, err := s.Stamp(ctx); err == nil {
+		for _, r := range returns {
+			if r.Entry != nil {
+				r.Entry.Stamp = stamp
+			}
+		}
+	}
+	return s.Store.ReturnMany(ctx, returns)
+}
+
+// hurried gives a pipeline up before the store does, and its grants with it.
+type hurried struct{ cache.Store }
+
+func (s hurried) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
+	answers := make(chan []cache.Acquired, 1)
+	go func() { answers <- s.Store.AcquireMany(ctx, requests) }()
+	select {
+	case all := <-answers:
+		return all
+	case <-time.After(90 * time.Millisecond):
+		return slices.Repeat([]cache.Acquired{{Err: cache.ErrUnavailable}}, len(requests))
+	}
+}
+
+// mixing answers each key with what was answered about another.
+type mixing struct{ cache.Store }
+
+func (s mixing) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
+	all := s.Store.AcquireMany(ctx, requests)
+	slices.Reverse(all)
+	return all
 }

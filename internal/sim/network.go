@@ -55,17 +55,26 @@ type network struct {
 
 // A call is a command, or a pipeline of them, on its way.
 type call struct {
-	n       *network
-	cmds    []redis.Cmder
-	names   []string // of the script, or the command
-	op      *op      // whose it is, nil: the store's own
-	label   string
-	arrival int
+	n        *network
+	cmds     []redis.Cmder
+	commands []*command
+	op       *op // whose it is, nil: the store's own
+	label    string
+	arrival  int
 
 	request, answer chan verdict // the scheduler's decisions
-	state           callState    // guarded by network.mu
 
-	key   string // of the first command, as the server knows it
+	// Guarded by network.mu.
+	state callState
+	torn  bool // only the first of its commands arrived: it gets no answer
+}
+
+// A command is one of a call's.
+type command struct {
+	c     *call
+	place int
+	name  string // of the script, or the command
+	key   string // a script's, as the server knows it
 	token string // what acquire, fill, fail, release and extend name
 }
 
@@ -80,6 +89,12 @@ const (
 
 // A verdict is what becomes of a request or an answer; nil: it goes through.
 type verdict error
+
+// torn is the verdict on a pipeline whose connection ends in the middle: so many
+// of its commands, or of their answers, arrive.
+type torn int
+
+func (torn) Error() string { return errCut.Error() }
 
 func (n *network) isDead() bool {
 	select {
@@ -109,7 +124,7 @@ func (n *network) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return next(ctx, cmd)
 		}
 		// What was sent is carried out even if the caller has gone.
-		return n.carry(ctx, []redis.Cmder{cmd}, func() error { return next(context.WithoutCancel(ctx), cmd) })
+		return n.carry(ctx, []redis.Cmder{cmd}, func([]redis.Cmder) error { return next(context.WithoutCancel(ctx), cmd) })
 	}
 }
 
@@ -119,12 +134,12 @@ func (n *network) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 		if len(cmds) == 0 || setsUp(cmds[0]) {
 			return next(ctx, cmds)
 		}
-		return n.carry(ctx, cmds, func() error { return next(context.WithoutCancel(ctx), cmds) })
+		return n.carry(ctx, cmds, func(some []redis.Cmder) error { return next(context.WithoutCancel(ctx), some) })
 	}
 }
 
 // carry takes commands to Redis and their answers back, as the scheduler says.
-func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func() error) error {
+func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func([]redis.Cmder) error) error {
 	n.mu.Lock()
 	open, weather := n.open, n.weather
 	n.mu.Unlock()
@@ -132,7 +147,7 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func() err
 	case n.isDead():
 		return n.fail(cmds, errDead)
 	case open:
-		return next()
+		return next(cmds)
 	case weather == refused:
 		return n.fail(cmds, errRefused)
 	}
@@ -140,10 +155,15 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func() err
 	patience := time.NewTimer(n.patient)
 	defer patience.Stop()
 	defer n.leave(c)
+	arrive := len(cmds)
 	select {
 	case why := <-c.request:
-		if why != nil {
+		some, isTorn := why.(torn)
+		if why != nil && !isTorn {
 			return n.fail(cmds, why)
+		}
+		if isTorn {
+			arrive = int(some)
 		}
 	case <-patience.C:
 		n.giveUp(c)
@@ -151,12 +171,15 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func() err
 	case <-n.dead:
 		return n.fail(cmds, errDead)
 	}
-	err := next()
+	err := next(cmds[:arrive])
 	n.mu.Lock()
-	c.state = executed
+	c.state, c.torn = executed, arrive < len(cmds)
 	n.mu.Unlock()
 	select {
 	case why := <-c.answer:
+		if some, isTorn := why.(torn); isTorn {
+			return n.fail(cmds[some:], errCut)
+		}
 		if why != nil {
 			return n.fail(cmds, why)
 		}
@@ -188,14 +211,19 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 	}
 	c.op, _ = ctx.Value(opKey{}).(*op)
 	var labels []string
-	for _, cmd := range cmds {
-		name, label := n.describe(c, cmd)
-		c.names = append(c.names, name)
-		labels = append(labels, label)
+	for i, cmd := range cmds {
+		m := &command{c: c, place: i}
+		labels = append(labels, n.describe(m, cmd))
+		c.commands = append(c.commands, m)
+	}
+	if c.joint() {
+		c.op = nil // of several, and sent in the name of the first
 	}
 	slices.Sort(labels) // a pipeline's order is that of a map
 	c.label = fmt.Sprintf("%v %s", c.op, strings.Join(slices.Compact(labels), ", "))
-	n.owner.w.nameToken(c.token, c)
+	for _, m := range c.commands {
+		n.owner.w.nameToken(m)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.arrived++
@@ -204,46 +232,61 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 	return c
 }
 
+// joint reports whether a call may have what several ops ask of leases.
+func (c *call) joint() bool {
+	switch c.commands[0].name {
+	case "acquire", "fill", "fail", "release":
+		return len(c.commands) > 1
+	}
+	return false
+}
+
 // describe names a command, and puts the mutant in the place of a script.
-func (n *network) describe(c *call, cmd redis.Cmder) (name, label string) {
+func (n *network) describe(m *command, cmd redis.Cmder) (label string) {
 	args := cmd.Args()
-	name = strings.ToLower(cmd.Name())
-	if name != "evalsha" && name != "eval" {
+	m.name = strings.ToLower(cmd.Name())
+	if m.is("mget") {
+		label = m.name
+		for _, key := range args[1:] {
+			label += " " + *key.(*string)
+		}
+		return label
+	}
+	if m.name != "evalsha" && m.name != "eval" {
 		if len(args) > 1 {
 			if key, ok := args[1].(string); ok {
-				return name, name + " " + key
+				return m.name + " " + key
 			}
 		}
-		return name, name
+		return m.name
 	}
 	source := args[1].(string)
-	script, how := n.scripts.names[source], ""
-	if name == "eval" {
+	how := ""
+	if m.is("eval") {
 		how = " (source)"
 	}
+	m.name = n.scripts.names[source]
 	if swapped, ok := n.scripts.swap[source]; ok {
 		args[1] = swapped
 	}
 	keys := args[2].(int)
-	if c.key == "" {
-		c.key = strings.TrimSuffix(strings.TrimSuffix(fmt.Sprint(args[3]), ":lease"), ":tries")
-	}
-	switch script {
+	m.key = strings.TrimSuffix(strings.TrimSuffix(fmt.Sprint(args[3]), ":lease"), ":tries")
+	switch m.name {
 	case "acquire", "fill", "fail", "release", "extend":
-		c.token = string(args[3+keys].([]byte))
+		m.token = string(args[3+keys].([]byte))
 	case "set":
-		c.token = string(args[3+keys].([]byte)[:cache.TokenSize])
+		m.token = string(args[3+keys].([]byte)[:cache.TokenSize])
 	}
-	label = script + how + " " + fmt.Sprint(args[3])
-	if script == "release" || script == "extend" {
+	label = m.name + how + " " + fmt.Sprint(args[3])
+	if m.is("release") || m.is("extend") {
 		label += " of " + n.owner.w.tokenName(string(args[3+keys].([]byte)))
 	}
-	return script, label
+	return label
 }
 
-// arg is an argument of a call's script, after its keys.
-func (c *call) arg(i int) string {
-	args := c.cmds[0].Args()
+// arg is an argument of a command's script, after its keys.
+func (m *command) arg(i int) string {
+	args := m.c.cmds[m.place].Args()
 	switch v := args[3+args[2].(int)+i].(type) {
 	case []byte:
 		return string(v)
@@ -255,10 +298,11 @@ func (c *call) arg(i int) string {
 }
 
 // reply is the script's reply, nil if it gave none.
-func (c *call) reply() any {
-	c.n.mu.Lock()
-	defer c.n.mu.Unlock()
-	cmd, ok := c.cmds[0].(interface{ Result() (any, error) })
+func (m *command) reply() any {
+	n := m.c.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	cmd, ok := m.c.cmds[m.place].(interface{ Result() (any, error) })
 	if !ok {
 		return nil
 	}
@@ -269,7 +313,22 @@ func (c *call) reply() any {
 	return v
 }
 
-func (c *call) is(name string) bool { return c.names[0] == name }
+func (m *command) is(name string) bool { return m.name == name }
+
+// on is the command of the call that is about the key, preferably about one of
+// the tokens; else any.
+func (c *call) on(key string, tokens ...string) *command {
+	found := c.commands[0]
+	for _, m := range c.commands {
+		if m.key == key && m.token != "" && slices.Contains(tokens, m.token) {
+			return m
+		}
+		if m.key == key && found.key != key {
+			found = m
+		}
+	}
+	return found
+}
 
 func (n *network) leave(c *call) {
 	n.mu.Lock()
@@ -307,6 +366,12 @@ func (n *network) pending() []*call {
 	return all
 }
 
+func (n *network) isTorn(c *call) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return c.torn
+}
+
 func (n *network) stateOf(c *call) callState {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -332,7 +397,7 @@ func (n *network) dial(ctx context.Context, network, addr string) (net.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	w := newWire(inner)
+	w := newWire(inner, n.owner.w.plan.many)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.wires = append(n.wires, w)
@@ -428,7 +493,8 @@ func (w *world) tokenName(t string) string {
 }
 
 // nameToken gives a token that is sent for the first time its name.
-func (w *world) nameToken(t string, c *call) {
+func (w *world) nameToken(m *command) {
+	t, c := m.token, m.c
 	if t == "" {
 		return
 	}
@@ -437,7 +503,9 @@ func (w *world) nameToken(t string, c *call) {
 	if _, ok := w.tokens[t]; ok {
 		return
 	}
-	name := fmt.Sprintf("p%d/%v", c.n.proc, c.op)
+	// Not by whose it is: flights of one process that ask at one moment may do so
+	// in any order.
+	name := fmt.Sprintf("p%d/%s", c.n.proc, userKey(m.key))
 	w.named[name]++
 	w.tokens[t] = fmt.Sprintf("%s#%d", name, w.named[name])
 }

@@ -26,10 +26,11 @@ const (
 	reset
 	delTag
 	expireTag
+	getMany
 )
 
 func (k kind) String() string {
-	return [...]string{"get", "peek", "set", "delete", "expire", "reset", "delete tag", "expire tag"}[k]
+	return [...]string{"get", "peek", "set", "delete", "expire", "reset", "delete tag", "expire tag", "get many"}[k]
 }
 
 // An op is one call of a guard, by one caller.
@@ -38,24 +39,29 @@ type op struct {
 	id   int
 	p    *process
 	kind kind
-	key  string // or tag
+	key  string   // or tag
+	keys []string // of getMany
+	seed uint64   // decides what its fetches come to, as rng does
 
 	start    int // step
 	began    time.Time
 	deadline time.Time // zero: none
 	cancel   context.CancelFunc
-	rng      *rand.Rand // decides what its fetches come to
+	rng      *rand.Rand
 
 	// Written by its goroutine, read when that has ended.
 	value  string
 	source guard.Source
 	err    error
+	values map[string]string // of getMany, as errs
+	errs   map[string]error
 	end    int
 	took   time.Time
 
 	returned, forgotten, judged bool
 	carriedOut                  int // step at which Redis carried the change out; 0: it hasn't
 	fetches                     int
+	tries                       map[string]int // fetches by key, of getMany; guarded by world.mu
 }
 
 type opKey struct{}
@@ -67,11 +73,12 @@ func (o *op) String() string {
 	return "o" + strconv.Itoa(o.id)
 }
 
-func (w *world) startOp(p *process, k kind, key string) {
+func (w *world) startOp(p *process, k kind, keys ...string) {
 	o := &op{
-		w: w, id: len(w.ops) + 1, p: p, kind: k, key: key, start: w.step(), began: time.Now(),
-		rng: rand.New(rand.NewPCG(w.rng.Uint64(), 0)),
+		w: w, id: len(w.ops) + 1, p: p, kind: k, key: strings.Join(keys, " "), keys: keys, start: w.step(), began: time.Now(),
+		seed: w.rng.Uint64(),
 	}
+	o.rng = rand.New(rand.NewPCG(o.seed, 0))
 	w.ops = append(w.ops, o)
 	ctx := context.WithValue(context.Background(), opKey{}, o)
 	if w.rng.IntN(100) < w.plan.bounded {
@@ -81,7 +88,7 @@ func (w *world) startOp(p *process, k kind, key string) {
 	} else {
 		ctx, o.cancel = context.WithCancel(ctx)
 	}
-	w.say("%v: p%d %v %s, deadline %v", o, p.id, k, key, !o.deadline.IsZero())
+	w.say("%v: p%d %v %s, deadline %v", o, p.id, k, o.key, !o.deadline.IsZero())
 	w.wg.Go(func() {
 		defer o.cancel()
 		o.run(ctx)
@@ -103,6 +110,8 @@ func (o *op) run(ctx context.Context) {
 		}
 		r, err := load(ctx, o.key, o.fetch)
 		o.value, o.source, o.err = r.Value, r.Source, err
+	case getMany:
+		o.runMany(ctx)
 	case peek:
 		r, err := g.Peek(ctx, o.key)
 		o.value, o.source, o.err = r.Value, r.Source, err
@@ -122,6 +131,9 @@ func (o *op) run(ctx context.Context) {
 }
 
 func (o *op) result() string {
+	if o.kind == getMany {
+		return o.manyResult()
+	}
 	if o.err != nil {
 		return "error: " + plain(o.err.Error())
 	}
@@ -151,7 +163,7 @@ func (w *world) done(o *op) bool {
 	return o.returned
 }
 
-// A fetch is one run of a caller's fetch function.
+// A fetch is one run of a caller's fetch function, for one key.
 type fetch struct {
 	name    string
 	ctx     context.Context
@@ -166,6 +178,44 @@ type fetch struct {
 	heeds   bool
 	finish  chan struct{}
 	ended   int // step; 0: it runs
+
+	// Of several that are one call of GetMany's fetch. The first decides when all
+	// of them end.
+	first *fetch     // nil: this is it
+	whole ending     // of the call
+	rng   *rand.Rand // the call's
+}
+
+func (f *fetch) text() string { return f.key + " fetch " + f.name }
+
+// wait returns when the scheduler says that the fetch may end, or with an error.
+func (f *fetch) wait() error {
+	var ended <-chan struct{}
+	if f.heeds {
+		ended = f.ctx.Done()
+	}
+	select {
+	case <-f.finish:
+		return nil
+	case <-ended:
+		return f.ctx.Err()
+	case <-f.op.p.n.dead:
+		return errDead
+	}
+}
+
+// readyAfter draws when a fetch that starts now may end.
+func (p *plan) readyAfter(rng *rand.Rand) time.Time {
+	d := time.Duration(rng.Int64N(int64(p.longest)))
+	if rng.IntN(100) < p.hanging {
+		d = time.Hour
+	}
+	return time.Now().Add(d)
+}
+
+// later is an error that asks everybody to wait.
+func (o *op) later(rng *rand.Rand, text string) error {
+	return guard.RetryAfter(fmt.Errorf("%w: %s", errUpstream, text), 20*ms+time.Duration(rng.Int64N(int64(200*ms))))
 }
 
 type ending byte
@@ -191,29 +241,19 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 		name: fmt.Sprintf("%v.%d", o, o.fetches), ctx: ctx, op: o, key: o.key, start: w.step(), began: time.Now(),
 		finish: make(chan struct{}), heeds: o.rng.IntN(100) >= w.plan.stubborn,
 	}
-	f.ready = f.began.Add(time.Duration(o.rng.Int64N(int64(w.plan.longest))))
-	if o.rng.IntN(100) < w.plan.hanging {
-		f.ready = f.began.Add(time.Hour)
-	}
+	f.ready = w.plan.readyAfter(o.rng)
 	if o.rng.IntN(100) < w.plan.failing {
 		f.ending = failure + ending(o.rng.IntN(int(endings-failure)))
 	}
 	f.private = f.ending == value && o.rng.IntN(100) < w.plan.private
 	f.token = w.leaseOf(fl.IdempotencyKey)
+	o.p.started(f.key, tokenOf(f.token))
 	w.begin(f)
 	defer w.finished(f)
-	var ended <-chan struct{}
-	if f.heeds {
-		ended = ctx.Done()
+	if err := f.wait(); err != nil {
+		return "", err
 	}
-	select {
-	case <-f.finish:
-	case <-ended:
-		return "", ctx.Err()
-	case <-o.p.n.dead:
-		return "", errDead
-	}
-	text := fmt.Sprintf("%s fetch %s", o.key, f.name)
+	text := f.text()
 	switch f.ending {
 	case failure:
 		return "", fmt.Errorf("%w: %s", errUpstream, text)
@@ -226,7 +266,7 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 	case notFound:
 		return "", fmt.Errorf("%w: %s", guard.ErrNotFound, text)
 	case retryAfter:
-		return "", guard.RetryAfter(fmt.Errorf("%w: %s", errUpstream, text), 20*ms+time.Duration(o.rng.Int64N(int64(200*ms))))
+		return "", o.later(o.rng, text)
 	}
 	fl.Private = f.private
 	return text, nil

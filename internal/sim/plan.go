@@ -13,6 +13,7 @@ type plan struct {
 	processes, keys, ops int
 	calm                 bool // nothing goes wrong, and nothing takes long
 	tagged               bool // values carry tags: see tagsOf
+	many                 bool // some callers ask for several keys at once
 
 	policy       guard.Policy
 	redisTimeout time.Duration
@@ -62,6 +63,28 @@ func (p *plan) tag() {
 	p.tagged = true
 	p.policy.TagsOf = func(key, _ string) []string { return tagsOf(key) }
 	p.description += "; tags"
+}
+
+// Many reports whether some of a seed's callers ask for several keys at once: in
+// one seed of four, half of which have tags.
+func Many(seed uint64) bool { return seed%4 == 1 }
+
+// batch makes some callers ask for several keys at once.
+func (p *plan) batch(rng *rand.Rand) {
+	p.many = true
+	p.keys += 2           // so that they overlap in many ways
+	p.ops = p.ops * 2 / 3 // each is several
+	p.policy.MaxBatch = pick(rng, 1, 2, 1000)
+	// Two that end at the same instant leave it to Go who comes first.
+	p.policy.MaxUnguarded = 32
+	p.policy.FetchTimeout += 7 * ms
+	if p.policy.WaitTimeout > 0 {
+		p.policy.WaitTimeout += 13 * ms
+	}
+	if !p.calm { // pipelines are to be torn
+		p.loseRequest, p.loseAnswer = max(p.loseRequest, 20), max(p.loseAnswer, 50)
+	}
+	p.description += fmt.Sprintf("; several of %d keys at once, fetched by %d", p.keys, p.policy.MaxBatch)
 }
 
 func pick[T any](rng *rand.Rand, of ...T) T { return of[rng.IntN(len(of))] }

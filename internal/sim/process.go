@@ -1,11 +1,9 @@
 package sim
 
 import (
-	"context"
 	"errors"
 	"reflect"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -29,7 +27,8 @@ type process struct {
 	guard *guard.Guard[string]
 	name  string // 8 bytes
 
-	sharing // a mutant
+	sharing                           // a mutant
+	starting map[string][]cache.Token // fetches the guard has reported, by key; guarded by world.mu
 
 	frozen  bool
 	crashed bool
@@ -71,7 +70,9 @@ func (w *world) newProcess() *process {
 	if w.cfg.Wrap != nil {
 		store = w.cfg.Wrap(store)
 	}
-	p.guard, err = guard.New[string](steady{store, w.plan.poll}, guardName, w.plan.policy)
+	policy := w.plan.policy
+	policy.Observer = p
+	p.guard, err = guard.New[string](steady{store, w.plan.poll, w.plan.many}, guardName, policy)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -82,21 +83,6 @@ func (w *world) newProcess() *process {
 
 // up reports whether calls can be made in the process.
 func (p *process) up() bool { return !p.crashed && !p.leaving }
-
-// steady bounds the time until a waiter's next look, which would otherwise be
-// jittered by a source of random numbers that can't be seeded.
-type steady struct {
-	cache.Store
-	poll time.Duration
-}
-
-func (s steady) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	a, err := s.Store.Acquire(ctx, key, ask)
-	if err == nil && a.Verdict == cache.Held {
-		a.TTL = min(a.TTL, s.poll)
-	}
-	return a, err
-}
 
 // crash ends the process as SIGKILL does: the kernel closes its connections.
 // What is left of it in the bubble can reach nobody.

@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -64,10 +65,12 @@ func (b *book) returned(w *world, o *op) {
 		w.violate("P4", "%v returned %v after its deadline", o, o.took.Sub(o.deadline))
 	}
 	switch {
+	case o.kind == getMany:
+		b.gaveMany(w, o)
 	case o.err != nil:
-		b.gaveError(w, o)
+		b.gaveError(w, o, o.key, o.err)
 	case o.kind == get || o.kind == peek:
-		b.gaveValue(w, o)
+		b.gaveValue(w, o, o.key, o.value)
 	case o.kind != reset:
 		if o.carriedOut == 0 {
 			w.violate("P3", "%v returned nil, and Redis has never seen it", o)
@@ -78,9 +81,9 @@ func (b *book) returned(w *world, o *op) {
 
 // gaveValue checks a value against the changes that had returned before its
 // caller came.
-func (b *book) gaveValue(w *world, o *op) {
+func (b *book) gaveValue(w *world, o *op, key, given string) {
 	from, what := 0, ""
-	rest, ok := strings.CutPrefix(o.value, o.key+" ")
+	rest, ok := strings.CutPrefix(given, key+" ")
 	name, isFetch := strings.CutPrefix(rest, "fetch ")
 	f := w.fetchNamed(name)
 	switch {
@@ -94,26 +97,13 @@ func (b *book) gaveValue(w *world, o *op) {
 		}
 	}
 	if from == 0 {
-		w.violate("value", "%v of %s was given %q", o, o.key, o.value)
+		w.violate("value", "%v of %s was given %q", o, key, given)
 		return
 	}
-	barriers := b.barriers[o.key]
-	for _, tag := range tagsOf(o.key) {
-		barriers = append(slices.Clip(barriers), b.barriers[tag]...)
-	}
-	for _, c := range barriers {
-		// Expire is a barrier only where nothing stale may be served; Peek does.
-		if (c.kind == expire || c.kind == expireTag) && (o.kind == peek || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0) {
-			continue
-		}
-		if c.end < o.start && from < c.carriedOut {
-			w.violate("P3", "%v, which started at step %d after %v (%v) had returned at step %d, was given %q, %s at step %d, before that %v was carried out at step %d",
-				o, o.start, c, c.kind, c.end, o.value, what, from, c.kind, c.carriedOut)
-		}
-	}
-	s, stored := b.stored[o.value]
+	b.since(w, o, append(tagsOf(key), key), from, strconv.Quote(given)+", "+what)
+	s, stored := b.stored[given]
 	if !stored && o.start > from {
-		w.violate("sharing", "%v, which came at step %d, was given %q, which was never stored, and %s at step %d", o, o.start, o.value, what, from)
+		w.violate("sharing", "%v, which came at step %d, was given %q, which was never stored, and %s at step %d", o, o.start, given, what, from)
 	}
 	if f != nil && f.private && f.op != o {
 		w.violate("private", "%v was given the private value of %v", o, f.op)
@@ -121,7 +111,26 @@ func (b *book) gaveValue(w *world, o *op) {
 	y := w.plan.policy
 	oldest := y.TTL + max(y.Stale, y.StaleIfError) + ms
 	if stored && o.began.Sub(s.at) > oldest {
-		w.violate("age", "%v was given %q, stored %v before it came, and values last %v", o, o.value, o.began.Sub(s.at), oldest)
+		w.violate("age", "%v was given %q, stored %v before it came, and values last %v", o, given, o.began.Sub(s.at), oldest)
+	}
+}
+
+// since checks what a caller was given, which is from the given step, against
+// the changes of a key, or tags, that had returned before it came.
+func (b *book) since(w *world, o *op, names []string, from int, what string) {
+	var barriers []*op
+	for _, name := range names {
+		barriers = append(barriers, b.barriers[name]...)
+	}
+	for _, c := range barriers {
+		// Expire is a barrier only where nothing stale may be served; Peek does.
+		if (c.kind == expire || c.kind == expireTag) && (o.kind == peek || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0) {
+			continue
+		}
+		if c.end < o.start && from < c.carriedOut {
+			w.violate("P3", "%v, which started at step %d after %v (%v) had returned at step %d, was given %s at step %d, before that %v was carried out at step %d",
+				o, o.start, c, c.kind, c.end, what, from, c.kind, c.carriedOut)
+		}
 	}
 }
 
@@ -132,13 +141,12 @@ var nameless = []string{
 }
 
 // gaveError checks that an error has a reason.
-func (b *book) gaveError(w *world, o *op) {
-	err := o.err
+func (b *book) gaveError(w *world, o *op, key string, err error) {
 	switch {
 	case !o.deadline.IsZero() && !o.took.Before(o.deadline):
 		return // its own
 	case errors.Is(err, guard.ErrQuarantined):
-		b.quarantined(w, o)
+		b.quarantined(w, o, key)
 		return
 	case errors.Is(err, guard.ErrClosed):
 		if !o.p.leaving {
@@ -151,10 +159,10 @@ func (b *book) gaveError(w *world, o *op) {
 	if w.plan.calm && (errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrWaitTimeout) || errors.Is(err, guard.ErrFetchTimeout)) {
 		w.violate("calm", "%v was told %v though nothing was wrong", o, err)
 	}
-	_, name, ok := strings.Cut(plain(err.Error()), o.key+" fetch ")
+	_, name, ok := strings.Cut(plain(err.Error()), key+" fetch ")
 	if !ok {
 		if !slices.ContainsFunc(nameless, func(text string) bool { return strings.Contains(err.Error(), text) }) {
-			w.violate("error", "%v of %s was given an error that nobody made: %v", o, o.key, err)
+			w.violate("error", "%v of %s was given an error that nobody made: %v", o, key, err)
 		}
 		return
 	}
@@ -177,10 +185,10 @@ func (b *book) gaveError(w *world, o *op) {
 }
 
 // quarantined checks that so many processes died, or could not be seen.
-func (b *book) quarantined(w *world, o *op) {
+func (b *book) quarantined(w *world, o *op, key string) {
 	could := map[*process]bool{}
 	for _, g := range b.granted {
-		if g.key != entryName(o.key) {
+		if g.key != entryName(key) {
 			continue
 		}
 		if p := g.by; p.crashed || p.lastDown >= o.start || p.leaving && (!p.isClosed() || p.closing != nil) {

@@ -48,3 +48,12 @@ func scan(b []byte, parts []string) (int, []string) {
 	}
 	return n, append(parts, head)
 }
+
+// encode is the command made of the parts.
+func encode(parts []string) []byte {
+	b := []byte("*" + strconv.Itoa(len(parts)) + "\r\n")
+	for _, p := range parts {
+		b = append(b, "$"+strconv.Itoa(len(p))+"\r\n"+p+"\r\n"...)
+	}
+	return b
+}

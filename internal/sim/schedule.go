@@ -59,12 +59,15 @@ func (w *world) newOp() {
 	} else if n > 95 {
 		k = peek
 	}
-	key := "k" + strconv.Itoa(w.rng.IntN(w.plan.keys))
+	keys := []string{"k" + strconv.Itoa(w.rng.IntN(w.plan.keys))}
 	if w.plan.tagged && k != get && k != peek && w.rng.IntN(2) == 0 {
-		k, key = pick(w.rng, delTag, delTag, expireTag), pick(w.rng, tagsOf(key)...)
+		k, keys[0] = pick(w.rng, delTag, delTag, expireTag), pick(w.rng, tagsOf(keys[0])...)
+	}
+	if w.plan.many && k == get && w.rng.IntN(2) == 0 {
+		k, keys = getMany, w.someKeys()
 	}
 	w.clock.Add(1)
-	w.startOp(up[w.rng.IntN(len(up))], k, key)
+	w.startOp(up[w.rng.IntN(len(up))], k, keys...)
 	w.quiet()
 }
 
@@ -143,7 +146,7 @@ func (w *world) eligible() []event {
 		}
 	}
 	for _, f := range w.runs() {
-		if !f.op.p.frozen && !time.Now().Before(f.ready) {
+		if f.first == nil && !f.op.p.frozen && !time.Now().Before(f.ready) {
 			all = append(all, event{f, func() { w.endFetch(f) }, false})
 		}
 	}

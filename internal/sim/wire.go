@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 // the signs of life pass by themselves.
 type wire struct {
 	inner net.Conn
+	sorts bool // see queue
 
 	mu         sync.Mutex
 	subscribed bool     // the handshake is over
@@ -36,8 +38,8 @@ type parcel struct {
 	parts []string
 }
 
-func newWire(inner net.Conn) *wire {
-	w := &wire{inner: inner, changed: make(chan struct{})}
+func newWire(inner net.Conn, sorts bool) *wire {
+	w := &wire{inner: inner, sorts: sorts, changed: make(chan struct{})}
 	go w.pump() // ends with the inner connection
 	return w
 }
@@ -108,7 +110,7 @@ func (w *wire) Write(b []byte) (int, error) {
 			w.sending.Next(len(whole))
 			w.subscribed = w.subscribed || p.what == "subscribe"
 			if w.subscribed {
-				w.out = append(w.out, p)
+				w.queue(p)
 			} else {
 				pass = append(pass, p.bytes)
 			}
@@ -120,6 +122,23 @@ func (w *wire) Write(b []byte) (int, error) {
 		}
 	}
 	return len(b), err
+}
+
+// queue holds a frame of the client's. Where a caller may wait for several keys,
+// the store's channels are wanted, and named, in the order of a map, by one frame
+// or by several: those of a kind that follow each other are made one, sorted.
+func (w *wire) queue(p parcel) {
+	if w.sorts && (p.what == "subscribe" || p.what == "unsubscribe") {
+		channels := p.parts[1:]
+		if n := len(w.out); n > 0 && w.out[n-1].what == p.what {
+			channels = slices.Concat(w.out[n-1].parts[1:], channels)
+			w.out = w.out[:n-1]
+		}
+		slices.Sort(channels)
+		parts := slices.Concat(p.parts[:1], slices.Compact(channels))
+		p = parcelOf(encode(parts), parts)
+	}
+	w.out = append(w.out, p)
 }
 
 func (w *wire) Read(b []byte) (int, error) {

@@ -1,0 +1,244 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+)
+
+// someKeys draws what a GetMany asks for: two keys at least, in any order, and
+// now and then one of them twice.
+func (w *world) someKeys() []string {
+	var keys []string
+	for _, i := range w.rng.Perm(w.plan.keys)[:2+w.rng.IntN(w.plan.keys-1)] {
+		keys = append(keys, "k"+strconv.Itoa(i))
+	}
+	if w.rng.IntN(8) == 0 {
+		keys = append(keys, keys[0])
+	}
+	return keys
+}
+
+func (o *op) runMany(ctx context.Context) {
+	o.values, o.err = o.p.guard.GetMany(ctx, o.keys, o.fetchMany)
+	if part, ok := errors.AsType[*guard.BatchError](o.err); ok {
+		o.errs = part.Errs
+	}
+}
+
+func (o *op) manyResult() string {
+	if o.p.n.isDead() {
+		return "in a process that is dead" // of what, is Go's
+	}
+	var all []string
+	for _, key := range o.distinct() {
+		what := "nothing"
+		if v, ok := o.values[key]; ok {
+			what = strconv.Quote(v)
+		} else if err := o.errs[key]; err != nil {
+			what = "error: " + plain(err.Error())
+		}
+		all = append(all, key+" "+what)
+	}
+	return strings.Join(all, ", ")
+}
+
+// distinct are the keys asked for, in their order.
+func (o *op) distinct() []string { return slices.Compact(slices.Sorted(slices.Values(o.keys))) }
+
+// fetchMany is the fetch function of the op's calls of GetMany. To the checks
+// it is a fetch of each of the keys.
+func (o *op) fetchMany(ctx context.Context, keys []string) (map[string]string, error) {
+	all := o.fetchesOf(ctx, keys)
+	for _, f := range all {
+		o.w.begin(f)
+		defer o.w.finished(f)
+	}
+	if err := all[0].wait(); err != nil {
+		return nil, err
+	}
+	return o.fetched(all)
+}
+
+// fetchesOf draws what a call of the fetch comes to. It may be one of several
+// that run at once, so each has a source of its own.
+func (o *op) fetchesOf(ctx context.Context, keys []string) []*fetch {
+	w := o.w
+	names := make([]string, len(keys))
+	w.mu.Lock()
+	for i, key := range keys {
+		if o.tries == nil {
+			o.tries = map[string]int{}
+		}
+		o.tries[key]++
+		names[i] = fmt.Sprintf("%v.%s.%d", o, key, o.tries[key])
+	}
+	w.mu.Unlock()
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(names[0]))
+	rng := rand.New(rand.NewPCG(o.seed, h.Sum64()))
+	first := &fetch{heeds: rng.IntN(100) >= w.plan.stubborn, ready: w.plan.readyAfter(rng), rng: rng}
+	if rng.IntN(100) < w.plan.failing && rng.IntN(2) == 0 {
+		first.whole = failure + ending(rng.IntN(int(endings-failure)))
+	}
+	all := make([]*fetch, len(keys))
+	for i, key := range keys {
+		f := &fetch{heeds: first.heeds, ready: first.ready, first: first}
+		if i == 0 {
+			f = first
+		}
+		f.name, f.ctx, f.op, f.key, f.finish = names[i], ctx, o, key, make(chan struct{})
+		f.start, f.began = w.step(), time.Now()
+		f.token = w.leaseToken(o.p.startedFor(key))
+		f.ending = first.whole
+		switch {
+		case first.whole == panics || first.whole == panicsError || first.whole == exits:
+		case first.whole != value && rng.IntN(4) == 0:
+			f.ending = value // it is in the map all the same
+		case first.whole == value && rng.IntN(100) < w.plan.failing:
+			f.ending = pick(rng, failure, notFound, retryAfter)
+		}
+		all[i] = f
+	}
+	return all
+}
+
+// fetched is what the fetch function returns.
+func (o *op) fetched(all []*fetch) (map[string]string, error) {
+	first := all[0]
+	got, errs := map[string]string{}, map[string]error{}
+	var texts []string
+	for _, f := range all {
+		text := f.text()
+		if f.ending != value {
+			texts = append(texts, text)
+		}
+		switch f.ending {
+		case value:
+			got[f.key] = text
+		case failure:
+			errs[f.key] = fmt.Errorf("%w: %s", errUpstream, text)
+		case retryAfter:
+			errs[f.key] = o.later(first.rng, text)
+		}
+	}
+	for i := range o.w.plan.keys {
+		key := "k" + strconv.Itoa(i)
+		if !slices.ContainsFunc(all, func(f *fetch) bool { return f.key == key }) {
+			got[key] = key + " unasked" // must reach nobody
+		}
+	}
+	text := strings.Join(texts, " and ")
+	switch first.whole {
+	case value:
+		if len(errs) > 0 {
+			return got, fmt.Errorf("some: %w", &guard.BatchError{Errs: errs})
+		}
+		return got, nil
+	case panics:
+		panic(text)
+	case panicsError:
+		panic(fmt.Errorf("%w: %s", errUpstream, text))
+	case exits:
+		runtime.Goexit()
+	case notFound:
+		return got, fmt.Errorf("%w: %s", guard.ErrNotFound, text)
+	case retryAfter:
+		return got, o.later(first.rng, text)
+	}
+	return got, fmt.Errorf("%w: %s", errUpstream, text)
+}
+
+// gaveMany checks what a call of GetMany was given, each key by itself.
+func (b *book) gaveMany(w *world, o *op) {
+	keys := o.distinct()
+	if o.err != nil && len(o.errs) == 0 {
+		w.violate("error", "%v was given an error of no key: %v", o, o.err)
+	}
+	given := slices.Concat(slices.Collect(maps.Keys(o.values)), slices.Collect(maps.Keys(o.errs)))
+	for _, key := range slices.Sorted(slices.Values(given)) {
+		if !slices.Contains(keys, key) {
+			w.violate("value", "%v of %v was given something for %s", o, keys, key)
+		}
+	}
+	for _, key := range keys {
+		v, ok := o.values[key]
+		err := o.errs[key]
+		switch {
+		case ok && err != nil:
+			w.violate("value", "%v was given both %q and an error for %s: %v", o, v, key, err)
+		case ok:
+			b.gaveValue(w, o, key, v)
+		case err != nil:
+			b.gaveError(w, o, key, err)
+		default:
+			b.gaveNothing(w, o, key)
+		}
+	}
+}
+
+// gaveNothing checks that some fetch found nothing, and did so after the changes
+// that had returned before the caller came.
+func (b *book) gaveNothing(w *world, o *op, key string) {
+	from := 0
+	w.mu.Lock()
+	for _, f := range w.fetches {
+		if f.key == key && f.ending == notFound && f.ended != 0 {
+			from = max(from, f.start)
+		}
+	}
+	w.mu.Unlock()
+	if from == 0 {
+		w.violate("value", "%v was told that there is no %s, which no fetch has said", o, key)
+		return
+	}
+	// What isn't there has no tags.
+	b.since(w, o, []string{key}, from, "nothing, as a fetch said that started")
+}
+
+// Observe notes under which lease a fetch is about to start: GetMany's isn't
+// told.
+func (p *process) Observe(ev guard.Event) {
+	if ev.Kind != cache.FetchStarted {
+		return
+	}
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	if p.starting == nil {
+		p.starting = map[string][]cache.Token{}
+	}
+	p.starting[ev.Key] = append(p.starting[ev.Key], ev.Token)
+}
+
+// startedFor is the token under which the fetch of the key starts that does now,
+// zero if it has none. Nothing can have happened since the guard reported it.
+func (p *process) startedFor(key string) cache.Token {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	all := p.starting[key]
+	if len(all) == 0 {
+		return cache.Token{}
+	}
+	p.starting[key] = all[1:]
+	return all[0]
+}
+
+// started is startedFor where the token is known.
+func (p *process) started(key string, t cache.Token) {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	if i := slices.Index(p.starting[key], t); i >= 0 {
+		p.starting[key] = slices.Delete(p.starting[key], i, i+1)
+	}
+}

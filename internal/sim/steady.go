@@ -1,0 +1,72 @@
+package sim
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// steady keeps out of a guard what can't be seeded. It bounds the time until a
+// waiter's next look, which would otherwise be jittered. And where callers ask
+// for several keys, and so what several flights wait for runs out at the same
+// instant, it lets them go on one after the other: a few nanoseconds apart.
+type steady struct {
+	cache.Store
+	poll time.Duration
+	many bool
+}
+
+func (s steady) Read(ctx context.Context, key string) (*cache.Reading, error) {
+	r, err := s.Store.Read(ctx, key)
+	s.apart(ctx, key, err)
+	return r, err
+}
+
+func (s steady) ReadMany(ctx context.Context, keys []string) []cache.ReadResult {
+	all := s.Store.ReadMany(ctx, keys)
+	s.apart(ctx, keys[0], all[0].Err)
+	return all
+}
+
+func (s steady) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
+	a, err := s.Store.Acquire(ctx, key, ask)
+	s.bound(&a)
+	s.apart(ctx, key, err)
+	return a, err
+}
+
+func (s steady) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
+	all := s.Store.AcquireMany(ctx, requests)
+	for i := range all {
+		s.bound(&all[i].Answer)
+	}
+	s.apart(ctx, requests[0].Key, all[0].Err)
+	return all
+}
+
+func (s steady) bound(a *cache.Answer) {
+	if a.Verdict == cache.Held {
+		a.TTL = min(a.TTL, s.poll)
+	}
+}
+
+// apart waits for a time of the caller's and the key's own, if there was an
+// error: no answer within a time, most likely.
+func (s steady) apart(ctx context.Context, key string, err error) {
+	o, _ := ctx.Value(opKey{}).(*op)
+	if !s.many || o == nil || err == nil || ctx.Err() != nil {
+		return
+	}
+	n := time.Duration(8 * o.id)
+	if i := strings.LastIndexByte(key, 'k'); i >= 0 {
+		n += time.Duration(key[i+1] - '0')
+	}
+	timer := time.NewTimer(2 * n) // even, which the scheduler's are not
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
