@@ -9,6 +9,7 @@ import (
 	"net/textproto"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stampedeguard/stampede/internal/rfc9111"
@@ -74,43 +75,50 @@ func (k *trKeyer) saysWho(header string) bool {
 	return looksPersonal(strings.ToLower(header))
 }
 
-// credentials are the headers of a request that say who asks, sorted; any says
-// whether it says so anywhere, which includes its URL.
-func (k *trKeyer) credentials(req *http.Request) (headers []string, any bool) {
+// credentials are the headers of a request that say who asks, sorted, and the
+// parameters of its URL's query that do, in their order. any says whether anything
+// does, which may be its URL's userinfo.
+func (k *trKeyer) credentials(req *http.Request) (headers, params []string, any bool) {
 	for name := range req.Header {
 		if k.saysWho(name) {
 			headers = append(headers, name)
 		}
 	}
 	slices.Sort(headers)
-	any = len(headers) > 0 || req.URL.User != nil
-	if !any && req.URL.RawQuery != "" {
+	if req.URL.RawQuery != "" {
 		for part := range strings.SplitSeq(req.URL.RawQuery, "&") {
 			name, _, _ := strings.Cut(part, "=")
 			if plain, err := url.QueryUnescape(name); err == nil {
 				name = plain
 			}
-			any = any || looksPersonal(strings.ToLower(name))
+			if looksPersonal(strings.ToLower(name)) {
+				params = append(params, part)
+			}
 		}
 	}
-	return headers, any
+	return headers, params, len(headers)+len(params) > 0 || req.URL.User != nil
 }
 
 // key of a request of a method; personal is false if it says nowhere who asks.
 func (k *trKeyer) key(method string, req *http.Request, custom string) (key string, personal bool) {
 	host := trHost(req.URL)
 	parts := []string{method, req.URL.Scheme, host, req.Host}
-	if custom != "" {
-		parts = append(parts, "custom", custom)
-	} else {
+	names, params, personal := k.credentials(req)
+	if custom == "" {
 		parts = append(parts, "url", req.URL.Opaque, trPath(req.URL), req.URL.RawQuery)
+	} else {
+		parts = append(parts, "custom", custom)
+		if !k.shared {
+			for _, param := range params {
+				parts = append(parts, "param", param)
+			}
+		}
 	}
-	names, personal := k.credentials(req)
 	if !k.shared {
 		for _, name := range names {
-			parts = append(parts, name)
-			parts = append(parts, req.Header[name]...)
-			parts = append(parts, "")
+			values := req.Header[name]
+			parts = append(parts, "header", name, strconv.Itoa(len(values)))
+			parts = append(parts, values...)
 		}
 		if u := req.URL.User; u != nil {
 			parts = append(parts, "userinfo", u.String())

@@ -115,8 +115,8 @@ type HostPolicy struct {
 	StaleIfError time.Duration
 
 	// Key tells requests apart in place of their URL, for those who know that some
-	// of it means nothing. Method and credentials count all the same. The empty key
-	// means that a request is passed on and nothing stored. It is called with a
+	// of it means nothing. Method and credentials count all the same, those in the
+	// URL's userinfo and query, too; not those in its path. The empty key means that a request is passed on and nothing stored. It is called with a
 	// request that it must not change. Default: the URL.
 	Key func(*http.Request) string
 
