@@ -97,10 +97,17 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		_ = req.Body.Close()
 	}
 	x := t.newExchange(p, req, custom)
+	var resp *http.Response
+	var err error
 	if len(req.Header["Range"]) > 0 {
-		return x.ranges()
+		resp, err = x.ranges()
+	} else {
+		resp, err = x.roundTrip()
 	}
-	return x.roundTrip()
+	if !x.streams {
+		x.release()
+	}
+	return resp, err
 }
 
 // passesOn says why a request is no business of a cache, if it isn't.

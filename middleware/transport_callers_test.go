@@ -2,8 +2,10 @@ package middleware_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/stampedeguard/stampede/middleware"
 )
@@ -26,4 +28,70 @@ func TestTransportKeysWithCredentialsOfTheURLWhateverKeySays(t *testing.T) {
 	v.wantCalls(t, 4)
 	wantCacheStatus(t, ask(t, tr, v.URL+"/me?api_key=ann&utm=2"), ";hit")
 	v.wantCalls(t, 4)
+}
+
+// http.Client ends a request that took too long by closing its Cancel. What others
+// wait for goes on.
+func TestTransportGoesOnWhenTheClientThatCalledTimesOut(t *testing.T) {
+	inTrFleets(t, func(t *testing.T, open trFleet) {
+		release := make(chan struct{})
+		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+			<-release
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "hello")
+		})
+		rts := []*middleware.Transport{newTransport(t, open()), newTransport(t, open())}
+		hurried := make(chan error, 1)
+		go func() {
+			c := &http.Client{Transport: rts[0], Timeout: 500 * time.Millisecond}
+			resp, err := c.Get(v.URL)
+			if err == nil {
+				resp.Body.Close()
+			}
+			hurried <- err
+		}()
+		waitUntil(t, func() bool { return v.calls.Load() == 1 })
+		got := make(chan answered, 2)
+		for _, rt := range rts {
+			go func() { got <- ask(t, rt, v.URL) }()
+		}
+		if err := <-hurried; err == nil {
+			t.Fatal("the client didn't time out")
+		}
+		close(release)
+		for range rts {
+			wantAnswer(t, <-got, 200, "hello")
+		}
+		v.wantCalls(t, 1)
+	})
+}
+
+// Of a request with a Cancel of its own, the waiting and the reading end with it.
+func TestTransportHeedsCancel(t *testing.T) {
+	release := make(chan struct{})
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", r.URL.RawQuery)
+		fmt.Fprint(w, "hello")
+		_ = http.NewResponseController(w).Flush()
+		<-release
+	})
+	t.Cleanup(func() { close(release) })
+	tr := newTransport(t, memoryFleet(t)())
+	for _, control := range []string{"max-age=60", "no-store"} {
+		cancel := make(chan struct{})
+		req, _ := http.NewRequest("GET", v.URL+"?"+control, nil)
+		req.Cancel = cancel //nolint:staticcheck // it is what this is about
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(resp.Body, make([]byte, len("hello"))); err != nil {
+			t.Fatal(err)
+		}
+		close(cancel)
+		if b, err := io.ReadAll(resp.Body); err == nil || len(b) > 0 {
+			t.Errorf("%s: %q, %v", control, b, err)
+		}
+		resp.Body.Close()
+	}
 }

@@ -99,11 +99,12 @@ func (x *trExchange) askAlone(ctx context.Context) (*trReply, error) {
 	return x.call(ctx, x.req.Clone(ctx), false)
 }
 
-// call makes it. substitute: there is something else that can be served.
+// call makes it, with a request of its own. substitute: there is something else that can be served.
 func (x *trExchange) call(ctx context.Context, req *http.Request, substitute bool) (*trReply, error) {
 	x.mu.Lock()
 	background := x.closed
 	x.mu.Unlock()
+	req.Cancel = nil //nolint:staticcheck // the client's: it is in the context, as far as that is this call's
 	began := time.Now()
 	d, err := x.t.open(ctx, trCall{p: x.p, background: background, now: substitute}, req)
 	if err != nil {
@@ -406,7 +407,7 @@ func (x *trExchange) compareHead(resp *http.Response) {
 	if x.method() != http.MethodHead || resp.StatusCode != http.StatusOK {
 		return
 	}
-	ctx := context.WithoutCancel(x.req.Context())
+	ctx := context.WithoutCancel(x.ctx)
 	found, slot, ok := x.peek(x.getSlot())
 	if ok && !rfc9111.HeadAgrees(found.page.header, resp.Header) {
 		_ = x.t.guard.Delete(ctx, slot.key)
