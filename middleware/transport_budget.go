@@ -19,7 +19,7 @@ type learns interface {
 // call makes one call, and pays for it.
 func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*http.Response, error) {
 	if c.p.Budget == nil {
-		return t.opts.Base.RoundTrip(req)
+		return t.roundTrip(c, req)
 	}
 	cost := c.p.cost(req, nil)
 	expense, err := c.p.Budget.Spend(ctx, c.spending(ctx, cost, t.opts.FetchTimeout))
@@ -29,7 +29,7 @@ func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*htt
 		}
 		return nil, err
 	}
-	resp, err := t.opts.Base.RoundTrip(req)
+	resp, err := t.roundTrip(c, req)
 	if err != nil {
 		expense.Settle(cost) // it may have got there
 		return nil, err
@@ -44,6 +44,14 @@ func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*htt
 	}
 	resp.Body = &trPaid{ReadCloser: resp.Body, settle: sync.OnceFunc(func() { expense.Settle(cost) })}
 	return resp, nil
+}
+
+// roundTrip makes one call, and notes when.
+func (t *Transport) roundTrip(c trCall, req *http.Request) (*http.Response, error) {
+	if c.sent != nil {
+		*c.sent = time.Now()
+	}
+	return t.opts.Base.RoundTrip(req)
 }
 
 func (p *HostPolicy) cost(req *http.Request, resp *http.Response) int {

@@ -105,8 +105,10 @@ func (x *trExchange) call(ctx context.Context, req *http.Request, substitute boo
 	background := x.closed
 	x.mu.Unlock()
 	req.Cancel = nil //nolint:staticcheck // the client's: it is in the context, as far as that is this call's
+	// The age of what comes begins when it was asked for. What was waited for before
+	// that, for a budget or another attempt, has made nothing older.
 	began := time.Now()
-	d, err := x.t.open(ctx, trCall{p: x.p, background: background, now: substitute}, req)
+	d, err := x.t.open(ctx, trCall{p: x.p, background: background, now: substitute, sent: &began}, req)
 	if err != nil {
 		return nil, err
 	}

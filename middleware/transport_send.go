@@ -18,6 +18,8 @@ type trCall struct {
 	p          *HostPolicy
 	background bool // nobody waits for it
 	now        bool // or not at all, as far as a budget is concerned
+
+	sent *time.Time // set to when the last attempt was; nil: nobody asks
 }
 
 // open makes a call for a response that may outlive the request that asked for it:
