@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // A Budget is a fleet-wide allowance of cost per time for one upstream, which
@@ -89,7 +90,16 @@ func (e *ExhaustedError) Error() string {
 const desertedEvery = 50 * time.Millisecond
 
 // errNotWanted ends the wait for a budget when the fetch is of no use any more.
-var errNotWanted = errors.New("guard: the fetch isn't wanted any more")
+var errNotWanted = callers.ErrUnwanted
+
+// Background, Lone and Deserted make a pursuit [callers.Callers].
+func (p *pursuit) Background() bool { return p.background }
+
+// Lone implements [callers.Callers].
+func (p *pursuit) Lone() bool { return p.fs.lone(p.f) }
+
+// Deserted implements [callers.Callers].
+func (p *pursuit) Deserted() bool { return !p.background && p.fs.deserted(p.f) }
 
 // afford spends what a fetch of this flight is estimated to cost, under a lease
 // or without one (nil), waiting if somebody waits for it and there is nothing

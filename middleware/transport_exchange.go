@@ -290,6 +290,12 @@ func (x *trExchange) failed(slot trSlot, have *trFound, err error) (*http.Respon
 	if status := rejectedWith(err); status != 0 {
 		return x.rejection(err, status), nil
 	}
+	var exhausted *guard.ExhaustedError
+	if _, paused := guard.PauseOf(err); paused && errors.As(err, &exhausted) && x.p.MaxBudgetWait > 0 {
+		// Those for whom something stale will do have had the URL left alone. This
+		// request may wait, by itself.
+		return x.t.pass(x.req, x.p, x.whyForwarded(), "")
+	}
 	// What the base returned is the caller's as it was, without the pause that the
 	// guard was asked for.
 	var pause *guard.RetryAfterError
@@ -307,7 +313,7 @@ func (x *trExchange) validate(slot trSlot, found *trFound) (*http.Response, erro
 	}
 	ctx, cancel := context.WithCancel(x.ctx)
 	defer cancel() // what is opened is handed, or adopted, by then
-	r, err := x.ask(ctx, found.page)
+	r, err := x.ask(ctx, found.page, trCall{})
 	if err != nil {
 		return x.failed(slot, found, err)
 	}

@@ -129,9 +129,10 @@ type HostPolicy struct {
 
 	// Budget is what all calls to the upstream are paid from: each attempt, and
 	// those that aren't cached, too. With nothing left, a stale response is served if
-	// there is one and nothing forbids it; else the call waits for MaxBudgetWait;
-	// else the request fails with a [*guard.ExhaustedError]. A [budget.Budget] is also
-	// told what responses say of the upstream's limits. Default none.
+	// there is one and nothing forbids it; else the call waits for MaxBudgetWait, if
+	// its request's deadline allows and while anybody waits for it; else the request
+	// fails with a [*guard.ExhaustedError]. A [budget.Budget] is also told what
+	// responses say of the upstream's limits. Default none.
 	Budget guard.Budget
 	// MaxBudgetWait: see Budget. Default 0: a call doesn't wait.
 	MaxBudgetWait time.Duration

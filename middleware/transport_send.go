@@ -11,13 +11,18 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // A trCall is how a call is made.
 type trCall struct {
-	p          *HostPolicy
-	background bool // nobody waits for it
-	now        bool // or not at all, as far as a budget is concerned
+	p   *HostPolicy
+	now bool // or not at all, as far as a budget is concerned
+
+	// callers wait for it, the first of them no longer than until deadline, if that
+	// isn't zero; nil: it is for one, whose context is the call's.
+	callers  callers.Callers
+	deadline time.Time
 
 	sent *time.Time // set to when the last attempt was; nil: nobody asks
 }
@@ -115,7 +120,7 @@ func worthRepeating(status int) bool {
 // isHopeless: nothing was sent and nothing would be the next time.
 func isHopeless(err error) bool {
 	var exhausted *guard.ExhaustedError
-	return errors.As(err, &exhausted) || errors.Is(err, http.ErrSkipAltProtocol) || errors.Is(err, context.Canceled) ||
+	return errors.As(err, &exhausted) || errors.Is(err, callers.ErrUnwanted) || errors.Is(err, http.ErrSkipAltProtocol) || errors.Is(err, context.Canceled) ||
 		strings.Contains(err.Error(), "unsupported protocol scheme")
 }
 
