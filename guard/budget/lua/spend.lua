@@ -30,7 +30,7 @@ if cost > 0 then
   over = level + math.min(cost, capacity) - capacity
   if over < 1e-9 then over = 0 end
 end
-local wait = math.ceil(from - now + over / rate)
+local wait = math.ceil(math.min(from - now + over / rate, ages))
 if wait > tonumber(ARGV[4]) then
   local verdict = 1
   if from > now then verdict, level = 2, before end
