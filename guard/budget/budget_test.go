@@ -541,3 +541,22 @@ func TestCostsAreMadeSane(t *testing.T) {
 		}
 	})
 }
+
+// What leaks between two looks may be little: it isn't rounded away.
+func TestSlowRatesLeakHoweverOftenTheyAreLookedAt(t *testing.T) {
+	inBubble(t, 1, budget.Limit{Rate: 1, Per: 24 * time.Hour}, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		spend(b, guard.Normal)
+		for range 1000 {
+			time.Sleep(10 * time.Millisecond)
+			if _, err := b.Spend(context.Background(), guard.Spending{Cost: 0}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := b.Spend(context.Background(), guard.Spending{Cost: 1})
+		var exhausted *budget.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.RetryAfter.Round(time.Second) != 24*time.Hour-10*time.Second {
+			t.Errorf("after 10 s of 24 h: %v", err)
+		}
+	})
+}

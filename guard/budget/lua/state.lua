@@ -57,7 +57,7 @@ end
 
 -- save keeps the state for a day after it has come to rest.
 local function save()
-  local text, rest = string.format('%.6f %d %d', level, at, spent), at + level / rate
+  local text, rest = string.format('%.9f %d %d', level, at, spent), at + level / rate
   if pause > now or reset > now then
     text = text .. string.format(' %d %d %d', pause, left, reset)
     rest = math.max(rest, pause, reset)
