@@ -21,6 +21,7 @@
 // is more; and twice Burst around the moments when Redis goes and comes back. A
 // process that has never reached Redis takes Options.Processes for N.
 //
-// A Redis that loses its data, or a failover that loses the last of it, forgets
-// what was spent and that there is a pause: Burst may be spent once more.
+// A Redis that loses its data, evicts it, or fails over without the last of it,
+// forgets what was spent and that there is a pause: Burst may be spent once more.
+// Calls under way are told to it again within two seconds.
 package budget
