@@ -237,10 +237,13 @@ func (e *engine) spend(ctx context.Context, key string, s Spending, f *fill) err
 	expense, err := e.policy.Budget.Spend(ctx, s)
 	waited := time.Since(start)
 	if err == nil {
+		used := false
+		defer refundUnless(&used, expense)
 		f.cost, f.expense = s.Cost, expense
 		if f.waited = waited >= time.Millisecond; f.waited {
 			e.observe(Event{Kind: cache.BudgetWaited, Key: key, Duration: waited})
 		}
+		used = true
 		return nil
 	}
 	var exhausted *ExhaustedError
@@ -248,6 +251,14 @@ func (e *engine) spend(ctx context.Context, key string, s Spending, f *fill) err
 		e.observe(Event{Kind: cache.BudgetExhausted, Key: key, Duration: exhausted.RetryAfter, Err: err})
 	}
 	return err
+}
+
+// refundUnless gives an expense back, if there is one, that was not used: something
+// panicked before its fetch was called, an Observer say.
+func refundUnless(used *bool, x Expense) {
+	if !*used && x != nil {
+		x.Settle(0)
+	}
 }
 
 // unaffordable is the outcome of a flight whose fetch was not made, and gives

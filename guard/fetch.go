@@ -40,9 +40,12 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 	if lease != nil {
 		leaseLost, ev.Token = lease.Lost(), lease.Token
 	}
+	called := false
+	defer func() { refundUnless(&called, f.expense) }()
 	e.observeAs(cache.FetchStarted, ev)
 	start := time.Now()
 	done := make(chan fetched, 1)
+	called = true
 	// It ends when the user's fetch does, which may be long after it was given up:
 	// so it works on a fill of its own.
 	go e.callFetch(ctx, c, *f, done)
@@ -132,6 +135,8 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	if err := p.afford(&paid, lease); err != nil {
 		return p.unaffordable(lease, err)
 	}
+	fetching := false
+	defer refundUnless(&fetching, paid.expense)
 	if paid.waited {
 		p.stamping = nil // what was deleted meanwhile would spoil the fetch
 	}
@@ -141,6 +146,7 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
 	f.cost, f.expense = paid.cost, paid.expense
 	start := p.fs.fetching(p.f, p.tick)
+	fetching = true
 	r := p.runFetch(callers.With(p.ctx, p), p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
 	r.stamp, r.stampErr = stamp, stampErr
 	return p.giveBack(p.ending(lease, start, r))
