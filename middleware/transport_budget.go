@@ -30,9 +30,14 @@ func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*htt
 		}
 		return nil, err
 	}
+	over := true
+	defer func() {
+		if over {
+			expense.Settle(cost) // it may have got there, also if something panicked
+		}
+	}()
 	resp, err := t.roundTrip(c, req)
 	if err != nil {
-		expense.Settle(cost) // it may have got there
 		return nil, err
 	}
 	if b, ok := c.p.Budget.(learns); ok {
@@ -40,9 +45,9 @@ func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*htt
 	}
 	cost = c.p.cost(req, resp)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		expense.Settle(cost) // the body has to stay what it is
-		return resp, nil
+		return resp, nil // the body has to stay what it is
 	}
+	over = false
 	resp.Body = &trPaid{ReadCloser: resp.Body, settle: sync.OnceFunc(func() { expense.Settle(cost) })}
 	return resp, nil
 }

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -94,4 +97,38 @@ func TestTransportHeedsCancel(t *testing.T) {
 		}
 		resp.Body.Close()
 	}
+}
+
+// closes is a body that counts when it is closed, once.
+type closes struct {
+	io.Reader
+	close func()
+}
+
+func (c closes) Close() error {
+	c.close()
+	return nil
+}
+
+// Each body that a retry takes is closed, also when there is no other attempt.
+func TestTransportClosesTheBodiesOfItsRetries(t *testing.T) {
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) })
+	tr := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) {
+		o.Retry = middleware.Retry{Max: 2, Base: time.Millisecond}
+	})
+	var open atomic.Int64
+	body := func() (io.ReadCloser, error) {
+		open.Add(1)
+		return closes{strings.NewReader("again"), sync.OnceFunc(func() { open.Add(-1) })}, nil
+	}
+	req, _ := http.NewRequest("PUT", v.URL, nil)
+	req.Body, _ = body()
+	req.GetBody, req.ContentLength = body, 5
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	v.wantCalls(t, 3)
+	waitUntil(t, func() bool { return open.Load() == 0 }) // the base may close it later
 }

@@ -51,7 +51,14 @@ func (t *Transport) send(ctx context.Context, c trCall, req *http.Request) (*htt
 		return t.call(ctx, c, req)
 	}
 	var last *http.Response
+	first := true
 	try := func() (*http.Response, error) {
+		if !first {
+			if err := rewind(&req); err != nil {
+				return nil, backoff.Permanent(err)
+			}
+		}
+		first = false
 		resp, err := t.call(ctx, c, req)
 		last = resp
 		switch {
@@ -65,9 +72,6 @@ func (t *Transport) send(ctx context.Context, c trCall, req *http.Request) (*htt
 			if d, ok := retryAfterOf(resp.Header, time.Now()); ok {
 				err = &backoff.RetryAfterError{Duration: d}
 			}
-		}
-		if bodyErr := rewind(&req); bodyErr != nil {
-			return resp, backoff.Permanent(err)
 		}
 		return resp, err
 	}
