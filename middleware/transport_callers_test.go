@@ -132,3 +132,36 @@ func TestTransportClosesTheBodiesOfItsRetries(t *testing.T) {
 	v.wantCalls(t, 3)
 	waitUntil(t, func() bool { return open.Load() == 0 }) // the base may close it later
 }
+
+// Names of fields may be written as one likes, and mean the same.
+func TestTransportReadsNamesHoweverTheyAreWritten(t *testing.T) {
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		fmt.Fprint(w, r.Header.Get("X-Caller"), r.Header.Get("Accept-Language"))
+	})
+	tr := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) { o.Credentials = []string{"X-Caller"} })
+	get := func(want string, header http.Header) {
+		t.Helper()
+		req, _ := http.NewRequest("GET", v.URL, nil)
+		req.Header = header
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if b, _ := io.ReadAll(resp.Body); string(b) != want {
+			t.Errorf("%v: got %q, want %q; %s", header, b, want, resp.Header["Cache-Status"])
+		}
+	}
+	for range 2 {
+		get("ann", http.Header{"x-caller": {"ann"}})
+		get("bob", http.Header{"x-caller": {"bob"}})
+		get("de", http.Header{"accept-language": {"de"}})
+		get("fr", http.Header{"accept-language": {"fr"}})
+	}
+	calls := v.calls.Load()
+	get("de", http.Header{"accept-language": {"de"}, "cache-control": {"no-store"}})
+	get("de", http.Header{"accept-language": {"de"}, "if-none-match": {"x"}})
+	v.wantCalls(t, calls+2)
+}

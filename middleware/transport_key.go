@@ -49,6 +49,7 @@ var trWords = []string{
 // trWholeWords do so only between hyphens, underscores or the name's ends.
 var trWholeWords = map[string]bool{
 	"key": true, "sig": true, "sid": true, "user": true, "userid": true, "account": true, "tenant": true, "org": true, "organization": true,
+	"client": true, "uid": true, "member": true, "project": true, "workspace": true, "team": true, "behalf": true, "dpop": true,
 	"customer": true, "identity": true, "principal": true, "subject": true, "email": true, "clientid": true,
 	"impersonate": true, "pass": true, "pwd": true,
 }
@@ -69,7 +70,7 @@ func looksPersonal(name string) bool {
 }
 
 func (k *trKeyer) saysWho(header string) bool {
-	if says, ok := k.personal[header]; ok {
+	if says, ok := k.personal[textproto.CanonicalMIMEHeaderKey(header)]; ok {
 		return says
 	}
 	return looksPersonal(strings.ToLower(header))

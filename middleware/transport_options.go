@@ -22,7 +22,11 @@ type TransportOptions struct {
 	// of a fleet: letters, digits and "._-". Default "transport".
 	Name string
 
-	// Base makes the calls. Default [http.DefaultTransport].
+	// Base makes the calls. What it adds to them isn't seen: if it signs requests, or
+	// has a client certificate, so that the upstream answers it as somebody, then
+	// transports for others need another Name, or would share its responses. Let
+	// what adds credentials (an oauth2.Transport, say) have this transport as its
+	// base, and not the other way round. Default [http.DefaultTransport].
 	Base http.RoundTripper
 
 	// Secret keys the digests that stand for URLs and credentials in Redis; 16
@@ -40,7 +44,9 @@ type TransportOptions struct {
 
 	// Credentials are headers that say who asks, beyond those that are known or
 	// look like it: Authorization, Cookie, and names with a word such as key, token,
-	// secret, auth, session, user, account or tenant in them.
+	// secret, auth, session, user, client, account, project or tenant in them. An
+	// unsafe request makes be forgotten what is stored for the same ones: if only
+	// such requests have one, as an X-CSRF-Token, list it as Harmless.
 	Credentials []string
 	// Harmless are headers whose names look like it and that mean nothing.
 	Harmless []string
