@@ -6,11 +6,11 @@
 // # What is promised
 //
 // In any time W, the units that are granted are at most Rate×W/Per + Burst, on
-// Redis's clock, plus what single calls cost above Burst and what calls turned
-// out to cost more than was spent for them. What an upstream counts is what
-// arrives there: unequal delays on the way bunch calls up, so leave it some of
-// its own tolerance. An upstream that allows N in any Per and not one more wants
-// Rate plus Burst to be N.
+// Redis's clock, plus what single calls cost above Burst, what calls turned out
+// to cost more than was spent for them, and what was refunded in W to calls that
+// began before it. What an upstream counts is what arrives there: unequal delays
+// on the way bunch calls up, so leave it some of its own tolerance. An upstream
+// that allows N in any Per and not one more wants Rate plus Burst to be N.
 //
 // # Redis away
 //
