@@ -68,6 +68,7 @@ func (b *Budget) beatNow(ctx context.Context) error {
 		b.local.seen(int(reply.first))
 		b.owe(b.local.outstanding(now))
 	}
+	b.heard(reply)
 	if err := errors.Join(b.payDebts(), b.sayPause()); err != nil {
 		return err
 	}
@@ -75,7 +76,6 @@ func (b *Budget) beatNow(ctx context.Context) error {
 	b.mu.Lock()
 	b.processes, b.inFlight = int(reply.first), int(reply.second)
 	b.mu.Unlock()
-	b.heard(reply)
 	b.cameBack()
 	return nil
 }
@@ -134,7 +134,10 @@ func (b *Budget) payDebts() error {
 	for _, slot := range gone {
 		args = append(args, slot)
 	}
-	_, err := b.call(b.ctx, settleScript, []string{b.names.state, b.names.inflight}, args, nil)
+	r, err := b.call(b.ctx, settleScript, []string{b.names.state, b.names.inflight}, args, nil)
+	if err == nil {
+		b.heard(r)
+	}
 	if err != nil && !errors.Is(err, errTimeout) { // else it may have been done
 		b.owe(owed, gone...)
 	}
@@ -159,7 +162,7 @@ func (b *Budget) wentAway(why error) {
 	if first {
 		b.away, b.awayAt = true, now
 		// Under the lock, so that nobody finds the share as it was left.
-		b.local.begin(now)
+		b.local.begin(now, b.levelLocked(now))
 		b.local.pause(now, max(b.unsaid.Sub(now), b.pausedLocked(now)))
 	}
 	b.mu.Unlock()

@@ -15,11 +15,12 @@
 // # Redis away
 //
 // A process that can't reach Redis goes on with its share: Rate and Burst
-// divided by the processes that were last seen, starting with an empty purse. The
-// fleet then spends at most Rate×P/N, where P processes live on their share and N
-// were seen, and a burst of at most Burst or one call for each of the P, whichever
-// is more; and twice Burst around the moments when Redis goes and comes back. A
-// process that has never reached Redis takes Options.Processes for N.
+// divided by the processes that were last seen, starting with an empty purse, and
+// with its part of a debt. The fleet then spends at most Rate×P/N, where P
+// processes live on their share and N were seen, and a burst of at most Burst or
+// one call for each of the P, whichever is more; and twice Burst around the moments
+// when Redis goes and comes back. A process that has never reached Redis takes
+// Options.Processes for N.
 //
 // A Redis that loses its data, evicts it, or fails over without the last of it,
 // forgets what was spent and that there is a pause: Burst may be spent once more.

@@ -187,6 +187,37 @@ func TestShareWhileRedisIsAway(t *testing.T) {
 	}
 }
 
+// A debt is a debt when Redis is away, and when it comes and goes.
+func TestDebtIsNotForgottenWhileRedisIsAway(t *testing.T) {
+	s := server(t)
+	proxy := redistest.RunProxy(t, s.Addr())
+	rdb := redis.NewClient(proxy.Options())
+	t.Cleanup(func() { _ = rdb.Close() })
+	b := open(t, rdb, budget.Limit{Rate: 1, Per: time.Second, Burst: 2, Reserve: -1}, patient)
+	if _, err := b.Spend(t.Context(), guard.Spending{Cost: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		proxy.Cut()
+		waitFor(t, "it to know that Redis is away", func() bool {
+			if _, err := b.Spend(t.Context(), guard.Spending{Cost: 1}); err == nil {
+				t.Error("granted in debt")
+			}
+			st, _ := b.Peek(t.Context())
+			return st.Away
+		})
+		_, err := b.Spend(t.Context(), guard.Spending{Cost: 1, MaxWait: 3 * time.Second})
+		var exhausted *budget.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.RetryAfter < 5*time.Minute {
+			t.Errorf("away, with a debt of 1000 s: %v", err)
+		}
+		if err := proxy.Restore(); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "Redis to be back", func() bool { st, _ := b.Peek(t.Context()); return !st.Away })
+	}
+}
+
 func TestPauseLearntWhileRedisIsAwayIsToldLater(t *testing.T) {
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
