@@ -309,10 +309,9 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	}
 	var paid fill
 	refused := b.affordMany(b.ctx, live[0].call.key, b.spending(live), &paid, p.unwanted, func() bool { return b.deserted(live) })
+	fetching := false
+	defer refundUnless(&fetching, paid.expense)
 	if live = b.letGo(live); len(live) == 0 {
-		if paid.expense != nil {
-			paid.expense.Settle(0)
-		}
 		return
 	}
 	ends := make([]ending, len(live))
@@ -331,6 +330,7 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 		evs[i] = Event{Key: m.call.key, Token: m.lease.Token, Attempt: m.lease.Attempt}
 		starts[i] = m.fs.fetching(m.f, m.tick)
 	}
+	fetching = true
 	rs := b.runFetchMany(b.ctx, b.fetch, keys, evs, paid, p.unwanted)
 	for i, m := range live {
 		rs[i].stamp, rs[i].stampErr = stamp, stampErr

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -279,6 +280,57 @@ func TestObserverThatPanicsOverABudgetLeavesNoLeaseBehind(t *testing.T) {
 			w.Errorf("a lease was left behind: %v", took)
 		}
 	})
+}
+
+// counting is a budget that counts what it granted and what was settled.
+type counting struct{ granted, refunded, settled atomic.Int64 }
+
+func (c *counting) Spend(context.Context, guard.Spending) (guard.Expense, error) {
+	time.Sleep(2 * time.Millisecond) // fake: it is an event
+	c.granted.Add(1)
+	return &counted{c: c}, nil
+}
+
+func (c *counting) Exhausted(guard.Priority) bool { return false }
+func (c *counting) Known() guard.BudgetState      { return guard.BudgetState{} }
+
+type counted struct {
+	c    *counting
+	done atomic.Bool
+}
+
+func (e *counted) Settle(actual int) {
+	if e.done.Swap(true) {
+		return
+	}
+	e.c.settled.Add(1)
+	if actual == 0 {
+		e.c.refunded.Add(1)
+	}
+}
+
+// An Observer that panics between the budget's grant and the fetch loses no expense,
+// whose place among the calls under way would be held for as long as a fetch may take.
+func TestObserverThatPanicsLosesNoExpense(t *testing.T) {
+	for _, kind := range []cache.EventKind{cache.BudgetWaited, cache.FetchStarted, cache.FetchDone} {
+		t.Run(string(kind), func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				b := &counting{}
+				g := w.guard(w.open(), policy(func(p *guard.Policy) { p.Budget, p.Observer = b, panicsWhen{kind} }))
+				time.Sleep(time.Second)
+				o, many := &origin{}, &manyOrigin{}
+				_, _ = g.Get(w.Context(), "a", o.fetch)
+				_, _ = g.GetMany(w.Context(), []string{"b", "c"}, many.fetch)
+				time.Sleep(time.Second)
+				many.mu.Lock()
+				fetched := int64(o.n.Load()) + int64(len(many.calls))
+				many.mu.Unlock()
+				if b.granted.Load() != 2 || b.settled.Load() != 2 || b.refunded.Load() != 2-fetched {
+					w.Errorf("%d granted, %d settled, %d of them refunded for %d fetches", b.granted.Load(), b.settled.Load(), b.refunded.Load(), fetched)
+				}
+			})
+		})
+	}
 }
 
 // A guard that is closed while a batch waits for its budget gives the leases back.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // A Budget is a fleet-wide allowance of cost per time for one upstream, which
@@ -89,7 +90,16 @@ func (e *ExhaustedError) Error() string {
 const desertedEvery = 50 * time.Millisecond
 
 // errNotWanted ends the wait for a budget when the fetch is of no use any more.
-var errNotWanted = errors.New("guard: the fetch isn't wanted any more")
+var errNotWanted = callers.ErrUnwanted
+
+// Background, Lone and Deserted make a pursuit [callers.Callers].
+func (p *pursuit) Background() bool { return p.background }
+
+// Lone implements [callers.Callers].
+func (p *pursuit) Lone() bool { return p.fs.lone(p.f) }
+
+// Deserted implements [callers.Callers].
+func (p *pursuit) Deserted() bool { return !p.background && p.fs.deserted(p.f) }
 
 // afford spends what a fetch of this flight is estimated to cost, under a lease
 // or without one (nil), waiting if somebody waits for it and there is nothing
@@ -227,10 +237,13 @@ func (e *engine) spend(ctx context.Context, key string, s Spending, f *fill) err
 	expense, err := e.policy.Budget.Spend(ctx, s)
 	waited := time.Since(start)
 	if err == nil {
+		used := false
+		defer refundUnless(&used, expense)
 		f.cost, f.expense = s.Cost, expense
 		if f.waited = waited >= time.Millisecond; f.waited {
 			e.observe(Event{Kind: cache.BudgetWaited, Key: key, Duration: waited})
 		}
+		used = true
 		return nil
 	}
 	var exhausted *ExhaustedError
@@ -238,6 +251,14 @@ func (e *engine) spend(ctx context.Context, key string, s Spending, f *fill) err
 		e.observe(Event{Kind: cache.BudgetExhausted, Key: key, Duration: exhausted.RetryAfter, Err: err})
 	}
 	return err
+}
+
+// refundUnless gives an expense back, if there is one, that was not used: something
+// panicked before its fetch was called, an Observer say.
+func refundUnless(used *bool, x Expense) {
+	if !*used && x != nil {
+		x.Settle(0)
+	}
 }
 
 // unaffordable is the outcome of a flight whose fetch was not made, and gives

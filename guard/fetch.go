@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // A fetched is what a fetch came to.
@@ -39,9 +40,12 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 	if lease != nil {
 		leaseLost, ev.Token = lease.Lost(), lease.Token
 	}
+	called := false
+	defer func() { refundUnless(&called, f.expense) }()
 	e.observeAs(cache.FetchStarted, ev)
 	start := time.Now()
 	done := make(chan fetched, 1)
+	called = true
 	// It ends when the user's fetch does, which may be long after it was given up:
 	// so it works on a fill of its own.
 	go e.callFetch(ctx, c, *f, done)
@@ -131,6 +135,8 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	if err := p.afford(&paid, lease); err != nil {
 		return p.unaffordable(lease, err)
 	}
+	fetching := false
+	defer refundUnless(&fetching, paid.expense)
 	if paid.waited {
 		p.stamping = nil // what was deleted meanwhile would spoil the fetch
 	}
@@ -140,7 +146,8 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
 	f.cost, f.expense = paid.cost, paid.expense
 	start := p.fs.fetching(p.f, p.tick)
-	r := p.runFetch(p.ctx, p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
+	fetching = true
+	r := p.runFetch(callers.With(p.ctx, p), p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
 	r.stamp, r.stampErr = stamp, stampErr
 	return p.giveBack(p.ending(lease, start, r))
 }
@@ -163,7 +170,7 @@ func (p *pursuit) ending(lease *cache.Lease, start uint64, r fetched) ending {
 	case r.err != nil && p.engine.ctx.Err() != nil:
 		p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
 		return released(&outcome{err: ErrClosed, moment: always})
-	case r.lost:
+	case r.lost, errors.Is(r.err, errNotWanted):
 		// The fetch was ended by the loss of its lease: a loss, not a failure. To
 		// release the lease strikes its attempt from the record, and frees the key
 		// if the loss was believed too early.
@@ -341,13 +348,16 @@ func (p *pursuit) fetchHere(source Source) *outcome {
 		return p.unaffordable(nil, err)
 	}
 	start := p.fs.fetching(p.f, p.tick)
-	return p.fetchedHere(p.runFetch(p.ctx, p.call, f, nil, nil, nil), f, start, source)
+	return p.fetchedHere(p.runFetch(callers.With(p.ctx, p), p.call, f, nil, nil, nil), f, start, source)
 }
 
 // fetchedHere is the outcome of a fetch without a lease.
 func (p *pursuit) fetchedHere(r fetched, f *fill, start uint64, source Source) *outcome {
 	if p.engine.ctx.Err() != nil {
 		return &outcome{err: ErrClosed, moment: always}
+	}
+	if errors.Is(r.err, errNotWanted) {
+		return goRound()
 	}
 	o := &outcome{value: r.value, err: r.err, source: source, moment: start, private: r.fill.private}
 	if errors.Is(r.err, ErrNotModified) && f.stale != nil {

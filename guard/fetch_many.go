@@ -56,12 +56,15 @@ func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchK
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	defer cancel()
 	names := make([]string, len(evs))
+	called := false
+	defer func() { refundUnless(&called, paid.expense) }()
 	for i, ev := range evs {
 		names[i] = ev.Key
 		e.observeAs(cache.FetchStarted, ev)
 	}
 	start := time.Now()
 	done := make(chan []fetched, 1)
+	called = true
 	go e.callFetchMany(ctx, fetch, names, keys, paid, done) // see runFetch
 	var rs []fetched
 	select {

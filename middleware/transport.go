@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/textproto"
 	"sync"
 	"time"
 
@@ -97,10 +98,17 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		_ = req.Body.Close()
 	}
 	x := t.newExchange(p, req, custom)
+	var resp *http.Response
+	var err error
 	if len(req.Header["Range"]) > 0 {
-		return x.ranges()
+		resp, err = x.ranges()
+	} else {
+		resp, err = x.roundTrip()
 	}
-	return x.roundTrip()
+	if !x.streams {
+		x.release()
+	}
+	return resp, err
 }
 
 // passesOn says why a request is no business of a cache, if it isn't.
@@ -108,6 +116,8 @@ func passesOn(req *http.Request) (why rfc9111.Fwd, detail string) {
 	switch {
 	case req.Method != http.MethodGet && req.Method != http.MethodHead && req.Method != "":
 		return rfc9111.FwdMethod, ""
+	case namesOtherwise(req.Header):
+		return rfc9111.FwdBypass, "field-name"
 	case req.Body != nil && req.Body != http.NoBody:
 		return rfc9111.FwdBypass, "request-body"
 	case len(req.Header["Upgrade"]) > 0:
@@ -118,6 +128,22 @@ func passesOn(req *http.Request) (why rfc9111.Fwd, detail string) {
 		return rfc9111.FwdBypass, string(rfc9111.ReasonRequestNoStore)
 	}
 	return "", ""
+}
+
+// namesOtherwise reports whether a request says something to caches under a name that
+// isn't written as net/http writes it. It is sent so, and understood by the upstream.
+func namesOtherwise(h http.Header) bool {
+	for name := range h {
+		plain := textproto.CanonicalMIMEHeaderKey(name)
+		if plain == name {
+			continue
+		}
+		switch plain {
+		case "Cache-Control", "Pragma", "Range", "Upgrade", "If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since", "If-Range":
+			return true
+		}
+	}
+	return false
 }
 
 // customKey is what the policy's Key says; not ok: nothing is to be stored.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // learns is what a [budget.Budget] does beyond guard.Budget.
@@ -19,19 +20,24 @@ type learns interface {
 // call makes one call, and pays for it.
 func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*http.Response, error) {
 	if c.p.Budget == nil {
-		return t.opts.Base.RoundTrip(req)
+		return t.roundTrip(c, req)
 	}
 	cost := c.p.cost(req, nil)
-	expense, err := c.p.Budget.Spend(ctx, c.spending(ctx, cost, t.opts.FetchTimeout))
+	expense, err := c.spend(ctx, cost, t.opts.FetchTimeout)
 	if err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close()
 		}
 		return nil, err
 	}
-	resp, err := t.opts.Base.RoundTrip(req)
+	over := true
+	defer func() {
+		if over {
+			expense.Settle(cost) // it may have got there, also if something panicked
+		}
+	}()
+	resp, err := t.roundTrip(c, req)
 	if err != nil {
-		expense.Settle(cost) // it may have got there
 		return nil, err
 	}
 	if b, ok := c.p.Budget.(learns); ok {
@@ -39,11 +45,19 @@ func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*htt
 	}
 	cost = c.p.cost(req, resp)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		expense.Settle(cost) // the body has to stay what it is
-		return resp, nil
+		return resp, nil // the body has to stay what it is
 	}
+	over = false
 	resp.Body = &trPaid{ReadCloser: resp.Body, settle: sync.OnceFunc(func() { expense.Settle(cost) })}
 	return resp, nil
+}
+
+// roundTrip makes one call, and notes when.
+func (t *Transport) roundTrip(c trCall, req *http.Request) (*http.Response, error) {
+	if c.sent != nil {
+		*c.sent = time.Now()
+	}
+	return t.opts.Base.RoundTrip(req)
 }
 
 func (p *HostPolicy) cost(req *http.Request, resp *http.Response) int {
@@ -53,18 +67,47 @@ func (p *HostPolicy) cost(req *http.Request, resp *http.Response) int {
 	return max(p.Cost(req, resp), 0)
 }
 
-func (c trCall) spending(ctx context.Context, cost int, hold time.Duration) guard.Spending {
+// desertedEvery is how often a call that waits for its budget looks whether anybody
+// still waits for it.
+const desertedEvery = 50 * time.Millisecond
+
+// spend pays for a call, waiting for it as long as it is of use to somebody.
+func (c trCall) spend(ctx context.Context, cost int, hold time.Duration) (guard.Expense, error) {
 	s := guard.Spending{Cost: cost, Priority: c.p.Priority, MaxWait: c.p.MaxBudgetWait, MaxHold: hold}
-	if c.background {
-		s.Priority = guard.Background
-	}
-	if c.background || c.now {
+	switch {
+	case c.callers != nil && c.callers.Background():
+		s.Priority, s.MaxWait = guard.Background, 0
+	case c.now:
 		s.MaxWait = 0
+	case c.callers != nil && !c.deadline.IsZero() && c.callers.Lone():
+		s.MaxWait = min(s.MaxWait, time.Until(c.deadline))
 	}
 	if end, ok := ctx.Deadline(); ok {
-		s.MaxWait = max(0, min(s.MaxWait, time.Until(end)))
+		s.MaxWait = min(s.MaxWait, time.Until(end))
 	}
-	return s
+	s.MaxWait = max(s.MaxWait, 0)
+	if s.MaxWait == 0 || c.callers == nil {
+		return c.p.Budget.Spend(ctx, s)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		look := time.NewTicker(desertedEvery)
+		defer look.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-look.C:
+				if c.callers.Deserted() {
+					cancel(callers.ErrUnwanted)
+				}
+			}
+		}
+	}()
+	defer func() { cancel(nil); <-watching }()
+	return c.p.Budget.Spend(ctx, s)
 }
 
 // trPaid is the body of a call that is over when it has ended or is closed.

@@ -178,7 +178,8 @@ type trBody struct {
 	ctx   context.Context
 	untie func() bool
 
-	resp *http.Response // the client's, whose trailers are filled at the end
+	release func()         // of ctx; nil: it is not the body's to release
+	resp    *http.Response // the client's, whose trailers are filled at the end
 
 	pos    int
 	closed bool // d.mu
@@ -250,6 +251,9 @@ func (b *trBody) Close() error {
 	}
 	b.closed = true
 	b.untie()
+	if b.release != nil {
+		b.release()
+	}
 	d.client = nil
 	handed, handing := d.handed, d.handing
 	if handing && !handed && d.err == nil {

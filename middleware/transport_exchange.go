@@ -3,6 +3,7 @@ package middleware
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync"
 	"time"
@@ -17,6 +18,8 @@ type trExchange struct {
 	t        *Transport
 	p        *HostPolicy
 	req      *http.Request // the client's; never changed
+	ctx      context.Context
+	release  func() // of ctx, when the response is over
 	control  rfc9111.RequestControl
 	key      string
 	personal bool // the key says who asks
@@ -24,6 +27,8 @@ type trExchange struct {
 	rules    rfc9111.Options
 
 	fwd rfc9111.Fwd // why a call is made, if one is
+
+	streams bool // the client is given a response that is on its way
 
 	opened chan *trOpening // the response that the client is to read
 	mu     sync.Mutex
@@ -59,8 +64,29 @@ func (t *Transport) newExchange(p *HostPolicy, req *http.Request, custom string)
 		fwd: rfc9111.FwdURIMiss, opened: make(chan *trOpening, 1),
 	}
 	x.key, x.personal = t.keys.key(x.method(), req, custom)
+	x.ctx, x.release = contextOf(req)
 	return x
 }
+
+// contextOf is a request's context, ended by its Cancel as well, if it has one. That
+// is how an http.Client ends what takes longer than its Timeout.
+func contextOf(req *http.Request) (ctx context.Context, release func()) {
+	cancelled := req.Cancel //nolint:staticcheck // http.Client sets it
+	if cancelled == nil {
+		return req.Context(), func() {}
+	}
+	ctx, cancel := context.WithCancelCause(req.Context())
+	go func() {
+		select {
+		case <-cancelled:
+			cancel(errCancelled)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(context.Canceled) }
+}
+
+var errCancelled = fmt.Errorf("middleware: the request's Cancel was closed: %w", context.Canceled)
 
 func (x *trExchange) method() string {
 	if x.req.Method == "" {
@@ -155,7 +181,7 @@ func (x *trExchange) load(slot trSlot, force bool) (*trOpening, guard.Result[*pa
 	if force {
 		ask = x.t.guard.Reload
 	}
-	ctx := x.req.Context()
+	ctx := x.ctx
 	go func() {
 		r, err := ask(ctx, slot.key, x.fetch(slot))
 		done <- loaded{r, err}
@@ -185,7 +211,7 @@ func (x *trExchange) offer(op *trOpening) {
 	x.closed = true
 	op.from = *op.d.resp // before anybody reads on, which adds trailers
 	op.from.Trailer = op.from.Trailer.Clone()
-	op.body = op.d.attach(x.req.Context())
+	op.body = op.d.attach(x.ctx)
 	x.opened <- op
 }
 
@@ -211,7 +237,7 @@ func (x *trExchange) renewed(by304 bool) {
 // peek is what is stored for the request, and where that is or would be.
 func (x *trExchange) peek(slot trSlot) (*trFound, trSlot, bool) {
 	for range 2 {
-		r, err := x.t.guard.Peek(x.req.Context(), slot.key)
+		r, err := x.t.guard.Peek(x.ctx, slot.key)
 		if err != nil {
 			return nil, slot, false
 		}
@@ -250,7 +276,7 @@ func (x *trExchange) getSlot() trSlot {
 // failed answers when the guard had nothing but an error: with something stale, if
 // that may be, or the upstream's own words, if there are any.
 func (x *trExchange) failed(slot trSlot, have *trFound, err error) (*http.Response, error) {
-	if x.req.Context().Err() != nil {
+	if x.ctx.Err() != nil {
 		return nil, err
 	}
 	if have == nil {
@@ -263,6 +289,12 @@ func (x *trExchange) failed(slot trSlot, have *trFound, err error) (*http.Respon
 	}
 	if status := rejectedWith(err); status != 0 {
 		return x.rejection(err, status), nil
+	}
+	var exhausted *guard.ExhaustedError
+	if _, paused := guard.PauseOf(err); paused && errors.As(err, &exhausted) && x.p.MaxBudgetWait > 0 {
+		// Those for whom something stale will do have had the URL left alone. This
+		// request may wait, by itself.
+		return x.t.pass(x.req, x.p, x.whyForwarded(), "")
 	}
 	// What the base returned is the caller's as it was, without the pause that the
 	// guard was asked for.
@@ -279,9 +311,9 @@ func (x *trExchange) validate(slot trSlot, found *trFound) (*http.Response, erro
 	if x.control.OnlyIfCached {
 		return x.gatewayTimeout(), nil
 	}
-	ctx, cancel := context.WithCancel(x.req.Context())
+	ctx, cancel := context.WithCancel(x.ctx)
 	defer cancel() // what is opened is handed, or adopted, by then
-	r, err := x.ask(ctx, found.page)
+	r, err := x.ask(ctx, found.page, trCall{})
 	if err != nil {
 		return x.failed(slot, found, err)
 	}
@@ -345,7 +377,7 @@ func (x *trExchange) adopt(slot trSlot, d *trDownload, finish func(*guard.Fill[*
 		once      bool
 		done      = make(chan struct{})
 	)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(x.req.Context()))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(x.ctx))
 	go func() {
 		defer close(done)
 		defer cancel()

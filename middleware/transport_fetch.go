@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
@@ -36,7 +37,9 @@ func (x *trExchange) fetch(slot trSlot) func(context.Context, *guard.Fill[*page]
 		} else if f.Stale != nil {
 			stale = *f.Stale
 		}
-		r, err := x.ask(ctx, stale)
+		c := trCall{callers: callers.Of(ctx)}
+		c.deadline, _ = x.ctx.Deadline()
+		r, err := x.ask(ctx, stale, c)
 		if err != nil {
 			return nil, x.pauseAfter(err, stale)
 		}
@@ -52,7 +55,7 @@ func (x *trExchange) fetch(slot trSlot) func(context.Context, *guard.Fill[*page]
 func (x *trExchange) pauseAfter(err error, stale *page) error {
 	var exhausted *guard.ExhaustedError
 	switch {
-	case stale == nil:
+	case stale == nil, errors.Is(err, callers.ErrUnwanted):
 	case errors.As(err, &exhausted):
 		if !stale.freshness.NeverStale {
 			return guard.RetryAfter(err, min(exhausted.RetryAfter, x.t.opts.MaxPause))
@@ -72,7 +75,7 @@ type trReply struct {
 
 // ask makes the call for all who share it, about a stored page if there is one.
 // What only this client wants of it, conditions and ranges, is left out.
-func (x *trExchange) ask(ctx context.Context, stale *page) (*trReply, error) {
+func (x *trExchange) ask(ctx context.Context, stale *page, c trCall) (*trReply, error) {
 	req := x.req.Clone(ctx)
 	if req.Header == nil {
 		req.Header = http.Header{}
@@ -82,13 +85,14 @@ func (x *trExchange) ask(ctx context.Context, stale *page) (*trReply, error) {
 	if asked {
 		x.noteStale()
 	}
-	r, err := x.call(ctx, req, stale != nil && !stale.freshness.NeverStale)
+	c.now = stale != nil && !stale.freshness.NeverStale && !x.control.NoCache // there is something else to serve
+	r, err := x.call(ctx, req, c)
 	if err != nil || !asked || r.d.resp.StatusCode != http.StatusNotModified {
 		return r, err
 	}
 	if len(rfc9111.Selected(r.d.resp.Header, stale.header)) == 0 {
 		r.d.discard() // it speaks of something else
-		return x.ask(ctx, nil)
+		return x.ask(ctx, nil, c)
 	}
 	r.renewed = &page{status: stale.status, header: rfc9111.Freshen(stale.header, r.d.resp.Header, x.rules)}
 	return r, nil
@@ -96,16 +100,17 @@ func (x *trExchange) ask(ctx context.Context, stale *page) (*trReply, error) {
 
 // askAlone makes the call as the client asks for it.
 func (x *trExchange) askAlone(ctx context.Context) (*trReply, error) {
-	return x.call(ctx, x.req.Clone(ctx), false)
+	return x.call(ctx, x.req.Clone(ctx), trCall{})
 }
 
-// call makes it. substitute: there is something else that can be served.
-func (x *trExchange) call(ctx context.Context, req *http.Request, substitute bool) (*trReply, error) {
-	x.mu.Lock()
-	background := x.closed
-	x.mu.Unlock()
+// call makes it, with a request of its own.
+func (x *trExchange) call(ctx context.Context, req *http.Request, c trCall) (*trReply, error) {
+	req.Cancel = nil //nolint:staticcheck // the client's: it is in the context, as far as that is this call's
+	// The age of what comes begins when it was asked for. What was waited for before
+	// that, for a budget or another attempt, has made nothing older.
 	began := time.Now()
-	d, err := x.t.open(ctx, trCall{p: x.p, background: background, now: substitute}, req)
+	c.p, c.sent = x.p, &began
+	d, err := x.t.open(ctx, c, req)
 	if err != nil {
 		return nil, err
 	}
@@ -406,7 +411,7 @@ func (x *trExchange) compareHead(resp *http.Response) {
 	if x.method() != http.MethodHead || resp.StatusCode != http.StatusOK {
 		return
 	}
-	ctx := context.WithoutCancel(x.req.Context())
+	ctx := context.WithoutCancel(x.ctx)
 	found, slot, ok := x.peek(x.getSlot())
 	if ok && !rfc9111.HeadAgrees(found.page.header, resp.Header) {
 		_ = x.t.guard.Delete(ctx, slot.key)

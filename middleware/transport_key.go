@@ -9,6 +9,7 @@ import (
 	"net/textproto"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stampedeguard/stampede/internal/rfc9111"
@@ -48,6 +49,7 @@ var trWords = []string{
 // trWholeWords do so only between hyphens, underscores or the name's ends.
 var trWholeWords = map[string]bool{
 	"key": true, "sig": true, "sid": true, "user": true, "userid": true, "account": true, "tenant": true, "org": true, "organization": true,
+	"client": true, "uid": true, "member": true, "project": true, "workspace": true, "team": true, "behalf": true, "dpop": true,
 	"customer": true, "identity": true, "principal": true, "subject": true, "email": true, "clientid": true,
 	"impersonate": true, "pass": true, "pwd": true,
 }
@@ -68,49 +70,56 @@ func looksPersonal(name string) bool {
 }
 
 func (k *trKeyer) saysWho(header string) bool {
-	if says, ok := k.personal[header]; ok {
+	if says, ok := k.personal[textproto.CanonicalMIMEHeaderKey(header)]; ok {
 		return says
 	}
 	return looksPersonal(strings.ToLower(header))
 }
 
-// credentials are the headers of a request that say who asks, sorted; any says
-// whether it says so anywhere, which includes its URL.
-func (k *trKeyer) credentials(req *http.Request) (headers []string, any bool) {
+// credentials are the headers of a request that say who asks, sorted, and the
+// parameters of its URL's query that do, in their order. any says whether anything
+// does, which may be its URL's userinfo.
+func (k *trKeyer) credentials(req *http.Request) (headers, params []string, any bool) {
 	for name := range req.Header {
 		if k.saysWho(name) {
 			headers = append(headers, name)
 		}
 	}
 	slices.Sort(headers)
-	any = len(headers) > 0 || req.URL.User != nil
-	if !any && req.URL.RawQuery != "" {
+	if req.URL.RawQuery != "" {
 		for part := range strings.SplitSeq(req.URL.RawQuery, "&") {
 			name, _, _ := strings.Cut(part, "=")
 			if plain, err := url.QueryUnescape(name); err == nil {
 				name = plain
 			}
-			any = any || looksPersonal(strings.ToLower(name))
+			if looksPersonal(strings.ToLower(name)) {
+				params = append(params, part)
+			}
 		}
 	}
-	return headers, any
+	return headers, params, len(headers)+len(params) > 0 || req.URL.User != nil
 }
 
 // key of a request of a method; personal is false if it says nowhere who asks.
 func (k *trKeyer) key(method string, req *http.Request, custom string) (key string, personal bool) {
 	host := trHost(req.URL)
 	parts := []string{method, req.URL.Scheme, host, req.Host}
-	if custom != "" {
-		parts = append(parts, "custom", custom)
-	} else {
+	names, params, personal := k.credentials(req)
+	if custom == "" {
 		parts = append(parts, "url", req.URL.Opaque, trPath(req.URL), req.URL.RawQuery)
+	} else {
+		parts = append(parts, "custom", custom)
+		if !k.shared {
+			for _, param := range params {
+				parts = append(parts, "param", param)
+			}
+		}
 	}
-	names, personal := k.credentials(req)
 	if !k.shared {
 		for _, name := range names {
-			parts = append(parts, name)
-			parts = append(parts, req.Header[name]...)
-			parts = append(parts, "")
+			values := req.Header[name]
+			parts = append(parts, "header", name, strconv.Itoa(len(values)))
+			parts = append(parts, values...)
 		}
 		if u := req.URL.User; u != nil {
 			parts = append(parts, "userinfo", u.String())

@@ -13,6 +13,7 @@ func TestNamesThatSayWhoAsks(t *testing.T) {
 		"Authorization": true, "Proxy-Authorization": true, "Cookie": true, "X-Api-Key": true, "Apikey": true, "X-Auth-Token": true,
 		"Private-Token": true, "X-Shopify-Access-Token": true, "Ocp-Apim-Subscription-Key": true, "X-Goog-Api-Key": true,
 		"Stripe-Account": true, "X-User-Id": true, "X-Tenant": true, "X-Amz-Security-Token": true, "X-Caller": true,
+		"X-Client-Id": true, "X-Project-Id": true, "X-On-Behalf-Of": true, "Dpop": true,
 		"Accept": false, "Accept-Language": false, "User-Agent": false, "Idempotency-Key": false, "Traceparent": false,
 		"X-Request-Id": false, "X-Session-Trace": false, "If-None-Match": false, "Range": false,
 	} {

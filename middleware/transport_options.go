@@ -22,7 +22,11 @@ type TransportOptions struct {
 	// of a fleet: letters, digits and "._-". Default "transport".
 	Name string
 
-	// Base makes the calls. Default [http.DefaultTransport].
+	// Base makes the calls. What it adds to them isn't seen: if it signs requests, or
+	// has a client certificate, so that the upstream answers it as somebody, then
+	// transports for others need another Name, or would share its responses. Let
+	// what adds credentials (an oauth2.Transport, say) have this transport as its
+	// base, and not the other way round. Default [http.DefaultTransport].
 	Base http.RoundTripper
 
 	// Secret keys the digests that stand for URLs and credentials in Redis; 16
@@ -40,7 +44,9 @@ type TransportOptions struct {
 
 	// Credentials are headers that say who asks, beyond those that are known or
 	// look like it: Authorization, Cookie, and names with a word such as key, token,
-	// secret, auth, session, user, account or tenant in them.
+	// secret, auth, session, user, client, account, project or tenant in them. An
+	// unsafe request makes be forgotten what is stored for the same ones: if only
+	// such requests have one, as an X-CSRF-Token, list it as Harmless.
 	Credentials []string
 	// Harmless are headers whose names look like it and that mean nothing.
 	Harmless []string
@@ -115,8 +121,8 @@ type HostPolicy struct {
 	StaleIfError time.Duration
 
 	// Key tells requests apart in place of their URL, for those who know that some
-	// of it means nothing. Method and credentials count all the same. The empty key
-	// means that a request is passed on and nothing stored. It is called with a
+	// of it means nothing. Method and credentials count all the same, those in the
+	// URL's userinfo and query, too; not those in its path. The empty key means that a request is passed on and nothing stored. It is called with a
 	// request that it must not change. Default: the URL.
 	Key func(*http.Request) string
 
@@ -129,9 +135,10 @@ type HostPolicy struct {
 
 	// Budget is what all calls to the upstream are paid from: each attempt, and
 	// those that aren't cached, too. With nothing left, a stale response is served if
-	// there is one and nothing forbids it; else the call waits for MaxBudgetWait;
-	// else the request fails with a [*guard.ExhaustedError]. A [budget.Budget] is also
-	// told what responses say of the upstream's limits. Default none.
+	// there is one and nothing forbids it; else the call waits for MaxBudgetWait, if
+	// its request's deadline allows and while anybody waits for it; else the request
+	// fails with a [*guard.ExhaustedError]. A [budget.Budget] is also told what
+	// responses say of the upstream's limits. Default none.
 	Budget guard.Budget
 	// MaxBudgetWait: see Budget. Default 0: a call doesn't wait.
 	MaxBudgetWait time.Duration

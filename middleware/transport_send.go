@@ -11,13 +11,20 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // A trCall is how a call is made.
 type trCall struct {
-	p          *HostPolicy
-	background bool // nobody waits for it
-	now        bool // or not at all, as far as a budget is concerned
+	p   *HostPolicy
+	now bool // or not at all, as far as a budget is concerned
+
+	// callers wait for it, the first of them no longer than until deadline, if that
+	// isn't zero; nil: it is for one, whose context is the call's.
+	callers  callers.Callers
+	deadline time.Time
+
+	sent *time.Time // set to when the last attempt was; nil: nobody asks
 }
 
 // open makes a call for a response that may outlive the request that asked for it:
@@ -44,7 +51,14 @@ func (t *Transport) send(ctx context.Context, c trCall, req *http.Request) (*htt
 		return t.call(ctx, c, req)
 	}
 	var last *http.Response
+	first := true
 	try := func() (*http.Response, error) {
+		if !first {
+			if err := rewind(&req); err != nil {
+				return nil, backoff.Permanent(err)
+			}
+		}
+		first = false
 		resp, err := t.call(ctx, c, req)
 		last = resp
 		switch {
@@ -58,9 +72,6 @@ func (t *Transport) send(ctx context.Context, c trCall, req *http.Request) (*htt
 			if d, ok := retryAfterOf(resp.Header, time.Now()); ok {
 				err = &backoff.RetryAfterError{Duration: d}
 			}
-		}
-		if bodyErr := rewind(&req); bodyErr != nil {
-			return resp, backoff.Permanent(err)
 		}
 		return resp, err
 	}
@@ -113,7 +124,7 @@ func worthRepeating(status int) bool {
 // isHopeless: nothing was sent and nothing would be the next time.
 func isHopeless(err error) bool {
 	var exhausted *guard.ExhaustedError
-	return errors.As(err, &exhausted) || errors.Is(err, http.ErrSkipAltProtocol) || errors.Is(err, context.Canceled) ||
+	return errors.As(err, &exhausted) || errors.Is(err, callers.ErrUnwanted) || errors.Is(err, http.ErrSkipAltProtocol) || errors.Is(err, context.Canceled) ||
 		strings.Contains(err.Error(), "unsupported protocol scheme")
 }
 

@@ -58,7 +58,7 @@ func openWay(j job, ask func(ctx context.Context, key string, learn *budget.Budg
 	closers := []func() error{store.Close, rdb.Close}
 	var b *budget.Budget
 	if j.Mode == modeBudget {
-		limit := budget.Limit{Rate: j.Limit, Per: time.Second, Burst: 5}
+		limit := budget.Limit{Rate: j.Limit, Per: time.Second, Burst: burst}
 		if b, err = budget.New(rdb, "vendor", limit, budget.Options{Namespace: j.Namespace}); err != nil {
 			return nil, errors.Join(err, store.Close(), rdb.Close())
 		}

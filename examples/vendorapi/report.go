@@ -68,11 +68,11 @@ func percent(n, of int64) string {
 
 func writeText(w io.Writer, c config, rows []row) error {
 	fmt.Fprintf(w, "%d processes of each mode want %d answers a second each, about %d quotes, for %v. The vendor\n"+
-		"allows %d calls a second, and %d on top of that after a quiet time; each costs $%d.%02d.\n\n",
-		c.procs, c.demand, keys, c.last, c.limit, vendorBurst, price/100, price%100)
+		"allows %d calls a second, and %d on top of that in any time (it bears %d); each costs $%d.%02d.\n\n",
+		c.procs, c.demand, keys, c.last, c.limit, burst, vendorBurst, price/100, price%100)
 	writeRows(w, rows)
 	_, err := fmt.Fprintf(w, `
-calls      that reached the vendor; allowed: that it would have answered in this time
+calls      that reached the vendor; allowed: by its terms, in this time
 429s       of these, rejected; cost: of the others
 stale      answers older than %v, and not yet refreshed
 no answer  requests that ended with an error, or after %v without an answer

@@ -27,7 +27,7 @@ type row struct {
 	Cost         int    `json:"cost"`          // of the others, in cents
 	Answers      int64  `json:"answers"`       // that clients were given
 	StaleAnswers int64  `json:"stale_answers"` // of these, older than they should be
-	Limit        int    `json:"limit"`         // calls that the vendor allowed in this time
+	Limit        int    `json:"limit"`         // calls that the terms allow in this time
 
 	failed int64
 }
@@ -39,6 +39,8 @@ type scene struct {
 	clients []*proc
 	started time.Time
 	took    time.Duration // 0: not over
+
+	calls, rejected int // when it was over: what comes later isn't of this time
 }
 
 // A proc is one client process.
@@ -187,6 +189,7 @@ func (s *scene) begin(wg *sync.WaitGroup, failures chan<- error) {
 
 // stop tells the clients that it is over.
 func (s *scene) stop() {
+	s.calls, s.rejected = s.vendor.counted()
 	s.took = time.Since(s.started)
 	for _, p := range s.clients {
 		_ = p.stdin.Close()
@@ -209,12 +212,12 @@ func (s *scene) end(kill context.CancelFunc) {
 func rowsOf(c config, scenes []*scene) []row {
 	rows := make([]row, len(scenes))
 	for i, s := range scenes {
-		took := s.took
+		took, calls, rejected := s.took, s.calls, s.rejected
 		if took == 0 {
+			calls, rejected = s.vendor.counted()
 			took = time.Since(s.started)
 		}
-		r := row{Mode: s.mode, Limit: int(float64(c.limit)*took.Seconds()) + vendorBurst}
-		r.Calls, r.Rejected = s.vendor.counted()
+		r := row{Mode: s.mode, Calls: calls, Rejected: rejected, Limit: int(float64(c.limit)*took.Seconds()) + burst}
 		r.Cost = (r.Calls - r.Rejected) * price
 		for _, p := range s.clients {
 			p.mu.Lock()

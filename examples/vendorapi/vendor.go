@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// vendorBurst is how many calls the vendor bears on top of its limit in any
-	// time, more than the budget's: what leaves evenly doesn't arrive so.
+	// burst is how many calls on top of its limit the vendor's terms allow in any
+	// time, and vendorBurst how many it bears: what leaves evenly doesn't arrive so.
+	burst       = 5
 	vendorBurst = 10
 	// vendorTakes is how long it takes to answer.
 	vendorTakes = 50 * time.Millisecond

@@ -37,7 +37,9 @@ func (b *Budget) beatLoop() {
 		case <-t.C:
 		}
 		wait = every
-		if err := b.beat(); err != nil {
+		if err := b.beat(); errors.Is(err, ErrClosed) {
+			return
+		} else if err != nil {
 			b.wentAway(err)
 			wait = knock
 		}
@@ -58,17 +60,7 @@ func (b *Budget) beat() error { return b.beatNow(b.ctx) }
 
 func (b *Budget) beatNow(ctx context.Context) error {
 	now := time.Now()
-	args := []any{b.rate(), b.process, processSeen.Microseconds(), b.opts.SlotTTL.Microseconds()}
-	b.mu.Lock()
-	for slot, until := range b.held {
-		if now.Before(until) {
-			args = append(args, slot)
-		} else {
-			delete(b.held, slot)
-		}
-	}
-	b.mu.Unlock()
-	reply, err := b.call(ctx, beatScript, []string{b.names.state, b.names.inflight, b.names.processes}, args, nil)
+	reply, err := b.tellHolds(ctx, now)
 	if err != nil {
 		return err
 	}
@@ -76,6 +68,7 @@ func (b *Budget) beatNow(ctx context.Context) error {
 		b.local.seen(int(reply.first))
 		b.owe(b.local.outstanding(now))
 	}
+	b.heard(reply)
 	if err := errors.Join(b.payDebts(), b.sayPause()); err != nil {
 		return err
 	}
@@ -83,9 +76,49 @@ func (b *Budget) beatNow(ctx context.Context) error {
 	b.mu.Lock()
 	b.processes, b.inFlight = int(reply.first), int(reply.second)
 	b.mu.Unlock()
-	b.heard(reply)
 	b.cameBack()
 	return nil
+}
+
+// tellHolds sends a beat.
+func (b *Budget) tellHolds(ctx context.Context, now time.Time) (report, error) {
+	select {
+	case b.beats <- struct{}{}:
+		defer func() { <-b.beats }()
+	case <-ctx.Done():
+		return report{}, context.Cause(ctx)
+	case <-b.ctx.Done():
+		return report{}, ErrClosed
+	}
+	args := []any{b.rate(), b.process, processSeen.Microseconds(), b.opts.SlotTTL.Microseconds()}
+	var slots []string
+	b.mu.Lock()
+	for slot, h := range b.held {
+		switch {
+		case !now.Before(h.until):
+			delete(b.held, slot)
+		case h.granted:
+			slots, args = append(slots, slot), append(args, slot)
+		}
+	}
+	b.mu.Unlock()
+	reply, err := b.call(ctx, beatScript, []string{b.names.state, b.names.inflight, b.names.processes}, args, nil)
+	if err == nil {
+		b.takeBack(slots)
+	}
+	return reply, err
+}
+
+// takeBack sees to it that a beat has brought no slot back whose call ended while
+// it was on its way.
+func (b *Budget) takeBack(told []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, slot := range told {
+		if _, ok := b.held[slot]; !ok {
+			b.gone = append(b.gone, slot)
+		}
+	}
 }
 
 // payDebts tells Redis what it could not be told when it was due.
@@ -101,7 +134,10 @@ func (b *Budget) payDebts() error {
 	for _, slot := range gone {
 		args = append(args, slot)
 	}
-	_, err := b.call(b.ctx, settleScript, []string{b.names.state, b.names.inflight}, args, nil)
+	r, err := b.call(b.ctx, settleScript, []string{b.names.state, b.names.inflight}, args, nil)
+	if err == nil {
+		b.heard(r)
+	}
 	if err != nil && !errors.Is(err, errTimeout) { // else it may have been done
 		b.owe(owed, gone...)
 	}
@@ -126,7 +162,7 @@ func (b *Budget) wentAway(why error) {
 	if first {
 		b.away, b.awayAt = true, now
 		// Under the lock, so that nobody finds the share as it was left.
-		b.local.begin(now)
+		b.local.begin(now, b.levelLocked(now))
 		b.local.pause(now, max(b.unsaid.Sub(now), b.pausedLocked(now)))
 	}
 	b.mu.Unlock()
@@ -173,14 +209,30 @@ func (b *Budget) newSlot() string {
 	return b.process + "." + decimal(float64(b.numbers.Add(1))) + mark
 }
 
-// hold renews a slot for that long.
+// A holding is a slot that this process has, or has asked for.
+type holding struct {
+	until   time.Time // it is renewed
+	granted bool
+}
+
+// hold keeps a slot for that long, once it is granted.
 func (b *Budget) hold(slot string, d time.Duration) {
 	if d <= 0 {
 		d = defaultHold
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.held[slot] = time.Now().Add(d)
+	b.held[slot] = holding{until: time.Now().Add(d)}
+}
+
+// granted renews a slot from now on.
+func (b *Budget) granted(slot string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if h, ok := b.held[slot]; ok {
+		h.granted = true
+		b.held[slot] = h
+	}
 }
 
 // holding is how many calls of this process are under way by Redis's leave.

@@ -42,18 +42,20 @@ type Budget struct {
 	gates   [3]gate       // by priority
 	local   *share        // for when Redis is away
 
+	beats chan struct{} // full: a beat is under way, or none will be any more
+
 	mu                  sync.Mutex // guards the rest
 	last                report
 	heardAt             time.Time // of last
 	inFlight, processes int       // at the last beat
 	memory              [3]refusal
-	held                map[string]time.Time // slots, and until when they are renewed
-	unsaid              time.Time            // end of a pause that Redis has not been told of
+	held                map[string]holding // by slot
+	unsaid              time.Time          // end of a pause that Redis has not been told of
 	owed                debt
 	gone                []string // slots that Redis has not been told are free
 	away                bool
 	awayAt              time.Time
-	closed              bool
+	leaving, closed     bool
 
 	work   sync.WaitGroup
 	ctx    context.Context // ends with Close
@@ -103,7 +105,8 @@ func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options
 		},
 		local: newShare(limit, opts.Processes),
 		last:  report{allows: -1},
-		held:  map[string]time.Time{},
+		held:  map[string]holding{},
+		beats: make(chan struct{}, 1),
 		nudge: make(chan struct{}, 1),
 		freed: make(chan struct{}, 1),
 	}
@@ -145,15 +148,19 @@ func (b *Budget) Name() string { return b.name }
 // more. Calling it again is fine.
 func (b *Budget) Close() error {
 	b.mu.Lock()
-	if b.closed {
+	if b.leaving {
 		b.mu.Unlock()
 		return nil
 	}
+	b.leaving = true
+	b.mu.Unlock()
+	b.beats <- struct{}{} // for good: none brings back what is given back now
+	b.mu.Lock()
 	slots := b.gone
 	for slot := range b.held {
 		slots = append(slots, slot)
 	}
-	b.held, b.gone = map[string]time.Time{}, nil
+	b.held, b.gone = map[string]holding{}, nil
 	b.mu.Unlock()
 
 	args := []any{b.rate(), b.process}

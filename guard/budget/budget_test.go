@@ -541,3 +541,97 @@ func TestCostsAreMadeSane(t *testing.T) {
 		}
 	})
 }
+
+// What leaks between two looks may be little: it isn't rounded away.
+func TestSlowRatesLeakHoweverOftenTheyAreLookedAt(t *testing.T) {
+	inBubble(t, 1, budget.Limit{Rate: 1, Per: 24 * time.Hour}, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		spend(b, guard.Normal)
+		for range 100 {
+			time.Sleep(20 * time.Millisecond)
+			if _, err := b.Spend(context.Background(), guard.Spending{Cost: 0}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := b.Spend(context.Background(), guard.Spending{Cost: 1})
+		var exhausted *budget.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.RetryAfter.Round(time.Second) != 24*time.Hour-2*time.Second {
+			t.Errorf("after 2 s of 24 h: %v", err)
+		}
+	})
+}
+
+// Calls that are under way stay so when Redis has lost its word of them, to a
+// failover or an eviction, or has taken their process for dead; and a beat that
+// meets a call's end brings no dead slot.
+func TestCallsUnderWayAreToldAgainWhenRedisForgot(t *testing.T) {
+	l := perSecond(1000, 1000)
+	l.MaxInFlight = 3
+	inBubble(t, 2, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		var held []guard.Expense
+		for range 3 {
+			e, err := all[0].Spend(context.Background(), guard.Spending{Cost: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, e)
+		}
+		s.Del("budget:{vendor}:inflight")
+		time.Sleep(3 * time.Second) // a beat
+		if spend(all[1], guard.Critical) {
+			t.Error("a fourth call was let in")
+		}
+		for _, e := range held {
+			e.Settle(1)
+		}
+		if st, err := all[1].Peek(context.Background()); err != nil || st.InFlight != 0 {
+			t.Errorf("the state is %+v, %v", st, err)
+		}
+	})
+	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		b := all[0]
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				for range 20 {
+					e, err := b.Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: time.Minute})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					e.Settle(1)
+					_, _ = b.Peek(context.Background()) // which is a beat
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(100 * time.Millisecond)
+		for range 3 {
+			if _, err := b.Spend(context.Background(), guard.Spending{Cost: 1}); err != nil {
+				t.Errorf("a slot was lost: %v", err)
+			}
+		}
+	})
+}
+
+// Where the clock was set back, the slots of those who have gone last no longer than
+// any other.
+func TestSlotsOfTheDeadEndThoughTheClockWentBack(t *testing.T) {
+	l := perSecond(1000, 1000)
+	l.MaxInFlight = 2
+	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		later := float64(time.Now().Add(time.Hour).UnixMicro())
+		for _, gone := range []string{"0123456789abcdef.1-", "0123456789abcdef.2-"} {
+			if _, err := s.ZAdd("budget:{vendor}:inflight", later, gone); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if spend(all[0], guard.Normal) {
+			t.Error("granted at once, though they may live")
+		}
+		time.Sleep(6 * time.Second)
+		if !spend(all[0], guard.Normal) {
+			t.Error("refused after the slots' time")
+		}
+	})
+}

@@ -38,8 +38,7 @@ func (b *Budget) Known() guard.BudgetState {
 	now := time.Now()
 	b.mu.Lock()
 	k := guard.BudgetState{Spent: b.last.spent, Paused: b.pausedLocked(now)}
-	level := max(0, b.last.level-float64(now.Sub(b.heardAt).Microseconds())*b.limit.rate())
-	k.Remaining = int(max(0, float64(b.limit.Burst)-level))
+	k.Remaining = int(max(0, float64(b.limit.Burst)-b.levelLocked(now)))
 	if b.last.allows >= 0 && b.last.paused == 0 {
 		k.Remaining = min(k.Remaining, int(b.last.allows))
 	}
@@ -71,6 +70,11 @@ func (b *Budget) heard(r report) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last, b.heardAt = r, time.Now()
+}
+
+// levelLocked is what has to leak yet of what was last heard of.
+func (b *Budget) levelLocked(now time.Time) float64 {
+	return max(0, b.last.level-float64(now.Sub(b.heardAt).Microseconds())*b.limit.rate())
 }
 
 // pausedLocked is what is left of the pause that was last heard of.

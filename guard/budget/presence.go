@@ -28,12 +28,15 @@ func attend(b *Budget) *presence {
 	p := &presence{}
 	b.spawn(func() {
 		for b.ctx.Err() == nil {
+			began := time.Now()
 			err := p.session(b)
 			p.on.Store(false)
 			if redis.IsPermissionError(err) {
 				return // slots of this process expire, then
 			}
-			_ = b.pause(b.ctx, redial, nil)
+			if time.Since(began) < redial {
+				_ = b.pause(b.ctx, redial, nil) // else at once: those who look twice may miss it
+			}
 		}
 	})
 	return p

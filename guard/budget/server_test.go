@@ -187,6 +187,37 @@ func TestShareWhileRedisIsAway(t *testing.T) {
 	}
 }
 
+// A debt is a debt when Redis is away, and when it comes and goes.
+func TestDebtIsNotForgottenWhileRedisIsAway(t *testing.T) {
+	s := server(t)
+	proxy := redistest.RunProxy(t, s.Addr())
+	rdb := redis.NewClient(proxy.Options())
+	t.Cleanup(func() { _ = rdb.Close() })
+	b := open(t, rdb, budget.Limit{Rate: 1, Per: time.Second, Burst: 2, Reserve: -1}, patient)
+	if _, err := b.Spend(t.Context(), guard.Spending{Cost: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		proxy.Cut()
+		waitFor(t, "it to know that Redis is away", func() bool {
+			if _, err := b.Spend(t.Context(), guard.Spending{Cost: 1}); err == nil {
+				t.Error("granted in debt")
+			}
+			st, _ := b.Peek(t.Context())
+			return st.Away
+		})
+		_, err := b.Spend(t.Context(), guard.Spending{Cost: 1, MaxWait: 3 * time.Second})
+		var exhausted *budget.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.RetryAfter < 5*time.Minute {
+			t.Errorf("away, with a debt of 1000 s: %v", err)
+		}
+		if err := proxy.Restore(); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "Redis to be back", func() bool { st, _ := b.Peek(t.Context()); return !st.Away })
+	}
+}
+
 func TestPauseLearntWhileRedisIsAwayIsToldLater(t *testing.T) {
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
@@ -305,4 +336,30 @@ func measure(b *testing.B, s *redistest.Server, check func()) {
 	b.ReportMetric(stat("commandstats", "cmdstat_evalsha", "usec")/calls, "redis-µs/script")
 	b.ReportMetric(stat("latencystats", "latency_percentiles_usec_evalsha", "p50"), "redis-µs/script-p50")
 	b.ReportMetric(calls/float64(b.N), "scripts/op")
+}
+
+// A cost beyond all measure, at the slowest rate, is a debt for ages, and no number
+// that Redis can't hold: a command that it refuses would be taken for an outage.
+func TestHugeDebtsStayNumbers(t *testing.T) {
+	s := server(t)
+	b := open(t, s.Client(), budget.Limit{Rate: 1, Per: 366 * 24 * time.Hour, Burst: math.MaxInt32, MaxInFlight: 100}, patient)
+	for i := range 3 {
+		e, err := b.Spend(t.Context(), guard.Spending{Cost: 1, Priority: guard.Critical})
+		if err != nil {
+			t.Fatal(i, err)
+		}
+		if i == 2 {
+			e.Settle(math.MaxInt)
+		}
+	}
+	for range 3 {
+		_, err := b.Spend(t.Context(), guard.Spending{Cost: math.MaxInt, Priority: guard.Critical})
+		var exhausted *budget.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.RetryAfter < 24*time.Hour {
+			t.Errorf("got %v, want it to say that it takes years", err)
+		}
+	}
+	if st, err := b.Peek(t.Context()); err != nil || st.Away || st.Spent < math.MaxInt32 || st.Remaining != 0 {
+		t.Errorf("the state is %+v, %v", st, err)
+	}
 }

@@ -25,12 +25,13 @@ type share struct {
 
 func newShare(l Limit, among int) *share { return &share{limit: l, among: among, at: time.Now()} }
 
-// begin empties the purse: what could be spent at once may have been, in Redis.
-func (s *share) begin(now time.Time) {
+// begin empties the purse: what could be spent at once may have been, in Redis. A
+// level above that is a debt, and this process's part of it as well.
+func (s *share) begin(now time.Time, level float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.at = now
-	s.level = max(1, s.part(float64(s.limit.Burst)))
+	s.level = max(1, s.part(max(level, float64(s.limit.Burst))))
 }
 
 // seen takes note of how many share.

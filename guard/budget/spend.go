@@ -218,6 +218,7 @@ func (b *Budget) askRedis(ctx context.Context, s guard.Spending, early time.Dura
 		b.remember(s, asked, v)
 		return v, nil
 	}
+	b.granted(slot)
 	return verdict{granted: true, wait: wait, expense: &expense{b: b, cost: s.Cost, slot: slot}}, nil
 }
 

@@ -47,6 +47,9 @@ func VariantKey(names []string, req *http.Request) string {
 	var b []byte
 	for _, name := range names {
 		lines, ok := req.Header[name]
+		if !ok {
+			lines, ok = otherwiseWritten(req.Header, name)
+		}
 		if name == "Host" { // net/http moves it
 			lines, ok = []string{strings.ToLower(req.Host)}, req.Host != ""
 		}
@@ -60,6 +63,17 @@ func VariantKey(names []string, req *http.Request) string {
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
+}
+
+// otherwiseWritten are the lines of a field whose name a client has put into its
+// header in another case than net/http does.
+func otherwiseWritten(h http.Header, name string) ([]string, bool) {
+	for written, lines := range h {
+		if strings.EqualFold(written, name) {
+			return lines, true
+		}
+	}
+	return nil, false
 }
 
 func appendSized(b []byte, s string) []byte {

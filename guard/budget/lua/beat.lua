@@ -5,7 +5,8 @@
 --       2 process      16 hexadecimal digits
 --       3 process TTL  microseconds
 --       4 slot TTL     microseconds
---       5...           slots to renew
+--       5...           slots to renew, also those that were lost: to an eviction, a
+--                      failover, or as the process was thought to have died
 --
 -- Replies {processes, calls in flight, level, paused, spent, allows}, see
 -- state.lua.
@@ -17,7 +18,7 @@ redis.call('ZADD', KEYS[3], text(now + ARGV[3]), ARGV[2])
 redis.call('PEXPIRE', KEYS[3], text(ARGV[3] / 1000 + 60000))
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', text(now))
 for i = 5, #ARGV do
-  redis.call('ZADD', KEYS[2], 'XX', text(now + ARGV[4]), ARGV[i])
+  redis.call('ZADD', KEYS[2], text(now + ARGV[4]), ARGV[i])
 end
 if #ARGV >= 5 then redis.call('PEXPIRE', KEYS[2], text(ARGV[4] / 1000 + 60000)) end
 leak(now)

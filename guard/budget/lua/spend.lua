@@ -30,7 +30,7 @@ if cost > 0 then
   over = level + math.min(cost, capacity) - capacity
   if over < 1e-9 then over = 0 end
 end
-local wait = math.ceil(from - now + over / rate)
+local wait = math.ceil(math.min(from - now + over / rate, ages))
 if wait > tonumber(ARGV[4]) then
   local verdict = 1
   if from > now then verdict, level = 2, before end
@@ -44,9 +44,16 @@ if limit > 0 then
   -- just being replaced looks the same at one.
   redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
   if redis.call('ZCARD', KEYS[2]) >= limit then
-    local slots = redis.call('ZRANGE', KEYS[2], 0, -1)
+    -- One that ends later than any does was written by a clock that was set back
+    -- since. Those who live renew theirs every two seconds.
+    local longest = math.max(tonumber(ARGV[7]), 5000000)
+    local slots = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
     local known = {}
-    for _, slot in ipairs(slots) do
+    for i = 1, #slots, 2 do
+      local slot = slots[i]
+      if tonumber(slots[i + 1]) > now + 2 * longest then
+        redis.call('ZADD', KEYS[2], string.format('%.0f', now + longest), slot)
+      end
       local process = string.sub(slot, 1, 16)
       if known[process] == nil then
         local seen = redis.pcall('PUBSUB', 'NUMSUB', ARGV[8] .. process)
@@ -54,7 +61,7 @@ if limit > 0 then
         -- Only who was heard of as subscribed (flag +) can be missed.
         if string.sub(slot, -1) == '+' and not seen.err and seen[2] == 0 then
           local since = tonumber(redis.call('ZSCORE', KEYS[3], process) or 0)
-          if now - since > 2000000 then
+          if now - since > 2000000 or since > now then
             redis.call('ZADD', KEYS[3], string.format('%.0f', now), process)
             redis.call('PEXPIRE', KEYS[3], 10000)
           elseif now - since >= 50000 then

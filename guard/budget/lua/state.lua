@@ -16,6 +16,7 @@
 -- upstream's word. spent is what was spent since the state began. All but level
 -- are whole numbers. It is kept short, as this is most of what a check costs.
 
+local ages = 1000000000000000 -- 31 years: what takes longer is said to take as long
 local rate = tonumber(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -56,12 +57,12 @@ end
 
 -- save keeps the state for a day after it has come to rest.
 local function save()
-  local text, rest = string.format('%.6f %d %d', level, at, spent), at + level / rate
+  local text, rest = string.format('%.9f %d %d', level, at, spent), at + level / rate
   if pause > now or reset > now then
     text = text .. string.format(' %d %d %d', pause, left, reset)
     rest = math.max(rest, pause, reset)
   end
-  redis.call('SET', KEYS[1], text, 'PX', math.floor((rest - now) / 1000 + 86400000))
+  redis.call('SET', KEYS[1], text, 'PX', math.floor(math.min(rest - now, ages) / 1000 + 86400000))
 end
 
 -- report is the state as a reply: level in thousandths, microseconds until a

@@ -1,0 +1,167 @@
+package middleware_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+// A Key that leaves out what it takes for noise leaves out no credentials.
+func TestTransportKeysWithCredentialsOfTheURLWhateverKeySays(t *testing.T) {
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "private, max-age=60")
+		fmt.Fprint(w, "for ", r.URL.Query().Get("api_key"), r.URL.Query().Get("sig"))
+	})
+	tr := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) {
+		o.Key = func(r *http.Request) string { return r.URL.Path }
+	})
+	for range 2 {
+		for _, who := range []string{"ann", "bob"} {
+			wantAnswer(t, ask(t, tr, v.URL+"/me?utm=1&api_key="+who), 200, "for "+who)
+			wantAnswer(t, ask(t, tr, v.URL+"/me?s%69g="+who), 200, "for "+who)
+		}
+	}
+	v.wantCalls(t, 4)
+	wantCacheStatus(t, ask(t, tr, v.URL+"/me?api_key=ann&utm=2"), ";hit")
+	v.wantCalls(t, 4)
+}
+
+// http.Client ends a request that took too long by closing its Cancel. What others
+// wait for goes on.
+func TestTransportGoesOnWhenTheClientThatCalledTimesOut(t *testing.T) {
+	inTrFleets(t, func(t *testing.T, open trFleet) {
+		release := make(chan struct{})
+		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+			<-release
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "hello")
+		})
+		rts := []*middleware.Transport{newTransport(t, open()), newTransport(t, open())}
+		hurried := make(chan error, 1)
+		go func() {
+			c := &http.Client{Transport: rts[0], Timeout: 500 * time.Millisecond}
+			resp, err := c.Get(v.URL)
+			if err == nil {
+				resp.Body.Close()
+			}
+			hurried <- err
+		}()
+		waitUntil(t, func() bool { return v.calls.Load() == 1 })
+		got := make(chan answered, 2)
+		for _, rt := range rts {
+			go func() { got <- ask(t, rt, v.URL) }()
+		}
+		if err := <-hurried; err == nil {
+			t.Fatal("the client didn't time out")
+		}
+		close(release)
+		for range rts {
+			wantAnswer(t, <-got, 200, "hello")
+		}
+		v.wantCalls(t, 1)
+	})
+}
+
+// Of a request with a Cancel of its own, the waiting and the reading end with it.
+func TestTransportHeedsCancel(t *testing.T) {
+	release := make(chan struct{})
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", r.URL.RawQuery)
+		fmt.Fprint(w, "hello")
+		_ = http.NewResponseController(w).Flush()
+		<-release
+	})
+	t.Cleanup(func() { close(release) })
+	tr := newTransport(t, memoryFleet(t)())
+	for _, control := range []string{"max-age=60", "no-store"} {
+		cancel := make(chan struct{})
+		req, _ := http.NewRequest("GET", v.URL+"?"+control, nil)
+		req.Cancel = cancel //nolint:staticcheck // it is what this is about
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(resp.Body, make([]byte, len("hello"))); err != nil {
+			t.Fatal(err)
+		}
+		close(cancel)
+		if b, err := io.ReadAll(resp.Body); err == nil || len(b) > 0 {
+			t.Errorf("%s: %q, %v", control, b, err)
+		}
+		resp.Body.Close()
+	}
+}
+
+// closes is a body that counts when it is closed, once.
+type closes struct {
+	io.Reader
+	close func()
+}
+
+func (c closes) Close() error {
+	c.close()
+	return nil
+}
+
+// Each body that a retry takes is closed, also when there is no other attempt.
+func TestTransportClosesTheBodiesOfItsRetries(t *testing.T) {
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) })
+	tr := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) {
+		o.Retry = middleware.Retry{Max: 2, Base: time.Millisecond}
+	})
+	var open atomic.Int64
+	body := func() (io.ReadCloser, error) {
+		open.Add(1)
+		return closes{strings.NewReader("again"), sync.OnceFunc(func() { open.Add(-1) })}, nil
+	}
+	req, _ := http.NewRequest("PUT", v.URL, nil)
+	req.Body, _ = body()
+	req.GetBody, req.ContentLength = body, 5
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	v.wantCalls(t, 3)
+	waitUntil(t, func() bool { return open.Load() == 0 }) // the base may close it later
+}
+
+// Names of fields may be written as one likes, and mean the same.
+func TestTransportReadsNamesHoweverTheyAreWritten(t *testing.T) {
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		fmt.Fprint(w, r.Header.Get("X-Caller"), r.Header.Get("Accept-Language"))
+	})
+	tr := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) { o.Credentials = []string{"X-Caller"} })
+	get := func(want string, header http.Header) {
+		t.Helper()
+		req, _ := http.NewRequest("GET", v.URL, nil)
+		req.Header = header
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if b, _ := io.ReadAll(resp.Body); string(b) != want {
+			t.Errorf("%v: got %q, want %q; %s", header, b, want, resp.Header["Cache-Status"])
+		}
+	}
+	for range 2 {
+		get("ann", http.Header{"x-caller": {"ann"}})
+		get("bob", http.Header{"x-caller": {"bob"}})
+		get("de", http.Header{"accept-language": {"de"}})
+		get("fr", http.Header{"accept-language": {"fr"}})
+	}
+	calls := v.calls.Load()
+	get("de", http.Header{"accept-language": {"de"}, "cache-control": {"no-store"}})
+	get("de", http.Header{"accept-language": {"de"}, "if-none-match": {"x"}})
+	v.wantCalls(t, calls+2)
+}

@@ -1,0 +1,231 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
+	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+// A payingFleet is two processes in a bubble, whose calls are paid from one budget.
+type payingFleet struct {
+	*testing.T
+	rts    [2]*middleware.Transport
+	budget *budget.Budget
+	calls  []string // paths
+}
+
+// withBudget runs a test in fake time. Each answer is what control says, with the
+// path as its body.
+func withBudget(t *testing.T, l budget.Limit, control string, test func(f *payingFleet), change ...func(*middleware.TransportOptions)) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &payingFleet{T: t}
+		var mu sync.Mutex
+		base := roundTripper(func(r *http.Request) (*http.Response, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			f.calls = append(f.calls, r.URL.Path)
+			return &http.Response{
+				StatusCode: 200, Header: http.Header{"Cache-Control": {control}, "Etag": {`"1"`}},
+				Body: io.NopCloser(strings.NewReader(r.URL.Path)), ContentLength: -1, Request: r,
+			}, nil
+		})
+		var err error
+		if f.budget, err = budget.New(redistest.RunEmbeddedInMemory(t).Client(), "vendor", l); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.budget.Close() })
+		store, err := cache.NewMemory(cache.MemoryOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = store.Close() })
+		for i := range f.rts {
+			s := store.Join()
+			t.Cleanup(func() { _ = s.Close() })
+			f.rts[i] = newTransport(t, s, append([]func(*middleware.TransportOptions){func(o *middleware.TransportOptions) {
+				o.Base, o.Budget, o.MaxBudgetWait = base, f.budget, time.Minute
+			}}, change...)...)
+		}
+		test(f)
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// get asks within a time, and returns what came of it.
+func (f *payingFleet) get(process int, path string, within time.Duration, header ...string) (answered, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	req, _ := http.NewRequestWithContext(ctx, "GET", "http://vendor.test"+path, nil)
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
+	}
+	resp, err := f.rts[process].RoundTrip(req)
+	if err != nil {
+		return answered{}, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return answered{resp, string(body), err}, nil
+}
+
+func every(d time.Duration) budget.Limit { return budget.Limit{Rate: 1, Per: d, Reserve: -1} }
+
+// The time that a call waits for its budget is no part of its response's age.
+func TestTransportCountsNoWaitForABudgetAsAge(t *testing.T) {
+	withBudget(t, every(10*time.Second), "max-age=5", func(f *payingFleet) {
+		for _, path := range []string{"/1", "/2"} {
+			a, err := f.get(0, path, time.Minute)
+			if err != nil {
+				f.Fatal(err)
+			}
+			wantAnswer(f, a, 200, path)
+		}
+		synctest.Wait()
+		a, err := f.get(1, "/2", time.Second)
+		if err != nil {
+			f.Fatal(err)
+		}
+		wantAnswer(f, a, 200, "/2")
+		wantCacheStatus(f, a, ";hit;ttl=5")
+	})
+}
+
+// Who can't wait for the next slot is told at once when that will be.
+func TestTransportWaitsNoLongerForABudgetThanItsRequestMay(t *testing.T) {
+	withBudget(t, every(10*time.Second), "max-age=60", func(f *payingFleet) {
+		_, _ = f.get(0, "/1", time.Minute)
+		start := time.Now()
+		_, err := f.get(0, "/2", time.Second)
+		exhausted, ok := errors.AsType[*guard.ExhaustedError](err)
+		if !ok || exhausted.RetryAfter < 9*time.Second || time.Since(start) > 100*time.Millisecond {
+			f.Errorf("got %v after %v", err, time.Since(start))
+		}
+		// But another's deadline bounds nobody's wait, if that one left.
+		got := make(chan error, 2)
+		for i, within := range []time.Duration{time.Second, time.Minute} {
+			go func() {
+				_, err := f.get(i, "/3", within)
+				got <- err
+			}()
+			synctest.Wait() // the one whose deadline is short makes the call
+		}
+		left, stayed := <-got, <-got
+		if left == nil || stayed != nil {
+			f.Errorf("who could wait for a second got %v, and who could for a minute %v", left, stayed)
+		}
+	})
+}
+
+// Nothing is spent for those who have left.
+func TestTransportSpendsNothingForThoseWhoHaveLeft(t *testing.T) {
+	withBudget(t, every(time.Second), "max-age=60", func(f *payingFleet) {
+		_, _ = f.get(0, "/", time.Minute)
+		var wg sync.WaitGroup
+		for i := range 20 {
+			for process := range 2 {
+				ctx, cancel := context.WithCancel(context.Background())
+				wg.Go(func() {
+					req, _ := http.NewRequestWithContext(ctx, "GET", fmt.Sprint("http://vendor.test/left/", i), nil)
+					if resp, err := f.rts[process].RoundTrip(req); err == nil {
+						resp.Body.Close()
+					}
+				})
+				time.AfterFunc(500*time.Millisecond, cancel)
+			}
+		}
+		wg.Wait()
+		start := time.Now()
+		a, err := f.get(1, "/wanted", time.Minute)
+		if err != nil {
+			f.Fatal(err)
+		}
+		wantAnswer(f, a, 200, "/wanted")
+		if d := time.Since(start); d > 2*time.Second || len(f.calls) != 2 {
+			f.Errorf("it came after %v, and %v was called for", d, f.calls)
+		}
+	})
+}
+
+// A refresh waits for nothing and gives way, though its client may not have left
+// yet; and a call that others wait for doesn't, though its client has.
+func TestTransportRefreshesGiveWayAndCallersDoNot(t *testing.T) {
+	l := budget.Limit{Rate: 1, Per: 10 * time.Second, Burst: 10} // 2 are kept from Background beyond what is from Normal
+	withBudget(t, l, "max-age=1, stale-while-revalidate=600", func(f *payingFleet) {
+		for i := range 7 {
+			if _, err := f.get(0, fmt.Sprint("/", i), time.Minute); err != nil {
+				f.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+		for i := range 7 {
+			if _, err := f.get(i%2, fmt.Sprint("/", i), time.Minute); err != nil {
+				f.Fatal(err)
+			}
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if len(f.calls) > 7 {
+			f.Errorf("refreshes took what is kept from them: %v", f.calls)
+		}
+	})
+	withBudget(t, every(10*time.Second), "max-age=60", func(f *payingFleet) {
+		_, _ = f.get(0, "/1", time.Minute)
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			req, _ := http.NewRequestWithContext(ctx, "GET", "http://vendor.test/2", nil)
+			if resp, err := f.rts[0].RoundTrip(req); err == nil {
+				resp.Body.Close()
+			}
+		})
+		synctest.Wait()
+		for range 3 {
+			wg.Go(func() {
+				if a, err := f.get(0, "/2", time.Minute); err != nil || a.body != "/2" {
+					f.Errorf("got %q, %v", a.body, err)
+				}
+			})
+		}
+		synctest.Wait()
+		cancel()
+		wg.Wait()
+		if len(f.calls) != 2 {
+			f.Errorf("called for %v", f.calls)
+		}
+	})
+}
+
+// A request that no stale response will do for waits, though there is one.
+func TestTransportWaitsForABudgetIfNothingStaleMayBeServed(t *testing.T) {
+	withBudget(t, every(10*time.Second), "max-age=1, stale-if-error=600", func(f *payingFleet) {
+		_, _ = f.get(0, "/1", time.Minute)
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+		if a, err := f.get(0, "/1", time.Minute); err != nil || len(f.calls) != 1 {
+			f.Errorf("want what is stale, got %v, %v", a.cacheStatus(), err)
+		}
+		a, err := f.get(0, "/1", time.Minute, "Cache-Control", "no-cache")
+		if err != nil || len(f.calls) != 2 {
+			f.Errorf("got %v after %d calls, want it to wait", err, len(f.calls))
+			return
+		}
+		wantAnswer(f, a, 200, "/1")
+	})
+}
