@@ -134,20 +134,36 @@ func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 
 // notShared is why others may not have a response; empty if they may.
 func (c *call) notShared(l *lead) string {
-	control := &l.d.Control
 	switch {
 	case l.run.hijacked:
 		return "hijacked"
-	case l.d.For != rfc9111.Anyone:
-		return string(l.d.Reason)
-	case c.asked.personal && !control.Public && !control.SMaxAge.Set:
-		return "personal"
 	case l.run.expected > int64(c.m.opts.MaxBody):
 		return "too-large"
-	case !c.m.mayCarry(l.tags):
+	}
+	return c.withheld(&l.d, l.tags)
+}
+
+// withheld is notShared as far as the response's header tells.
+func (c *call) withheld(d *rfc9111.Decision, tags []string) string {
+	switch {
+	case d.For != rfc9111.Anyone:
+		return string(d.Reason)
+	case c.asked.personal && !d.Control.SaysShared():
+		return "personal"
+	case c.asked.credentialed && needsValidation(d.Freshness):
+		return "always-validated"
+	case !c.m.mayCarry(tags):
 		return "tags"
 	}
 	return ""
+}
+
+// needsValidation reports whether a response must be validated before each use.
+// That may be all by which a handler tells users apart that has the same
+// Cache-Control for all: each validation is made in the name of who asks.
+func needsValidation(f rfc9111.Freshness) bool {
+	verdict, _ := rfc9111.MayServe(f, f.InitialAge, rfc9111.RequestControl{})
+	return verdict == rfc9111.Validate
 }
 
 // keepPrivate lets the run go on for its own client alone. Those who wait run the

@@ -151,6 +151,36 @@ func TestPitfall33NobodyGetsSomebodyElsesPage(t *testing.T) {
 	}
 }
 
+// pitfall 33: what has to be validated before each use is not for those who wait and
+// say who they are: a handler may tell them apart by that validation alone.
+func TestPitfall33WhatIsAlwaysValidatedIsNotSharedWithThoseWhoSayWhoTheyAre(t *testing.T) {
+	const users = 10
+	for _, cc := range []string{
+		"max-age=0, must-revalidate", "no-cache, must-revalidate", "public, no-cache", "public, max-age=0, must-revalidate", "s-maxage=0", "s-maxage=x",
+	} {
+		for _, header := range []string{"Cookie", "Authorization"} {
+			t.Run(cc+", "+header, func(t *testing.T) {
+				s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+					user := r.Header.Get(header)
+					w.Header().Set("Cache-Control", cc)
+					w.Header().Set("ETag", `"`+user+`"`)
+					time.Sleep(5 * time.Millisecond) // so that others wait
+					fmt.Fprint(w, user)
+				})
+				var wg sync.WaitGroup
+				for i := range users {
+					user := fmt.Sprint("u=", i)
+					wg.Go(func() {
+						s.is(s.do("/", header+": "+user), 200, user)
+						s.is(s.do("/", header+": "+user), 200, user)
+					})
+				}
+				wg.Wait()
+			})
+		}
+	}
+}
+
 func basic(user string) string {
 	r, _ := http.NewRequest("GET", "/", nil)
 	r.SetBasicAuth(user, "")
