@@ -81,7 +81,29 @@ type asked struct {
 
 func (m *Middleware) asked(r *http.Request, t *terms) *asked {
 	authorized, personal := m.headers.identify(r)
-	return &asked{Request: r, m: m, terms: t, query: m.query(r.URL.RawQuery), credentialed: authorized || personal, personal: personal}
+	return &asked{Request: endToEnd(r), m: m, terms: t, query: m.query(r.URL.RawQuery), credentialed: authorized || personal, personal: personal}
+}
+
+// endToEnd is a request without what it names in Connection, which is for the next
+// hop only (RFC 9110, 7.6.1). A proxy behind this one would not send it on, and a
+// response to a request without it is not to be stored for those that have it.
+func endToEnd(r *http.Request) *http.Request {
+	var h http.Header
+	for name := range namesIn(r.Header["Connection"]) {
+		if _, there := r.Header[name]; !there || name == "Te" {
+			continue
+		}
+		if h == nil {
+			h = r.Header.Clone()
+		}
+		delete(h, name)
+	}
+	if h == nil {
+		return r
+	}
+	r2 := *r
+	r2.Header = h
+	return &r2
 }
 
 // query is the part of a query that tells responses apart: parameters sorted by
@@ -192,6 +214,7 @@ func (a *asked) listed() string {
 	}
 	for _, name := range a.m.headers.keyed {
 		add(name)
+		add(strconv.Itoa(len(a.Header[name])))
 		for _, v := range a.Header[name] {
 			add(v)
 		}
@@ -247,6 +270,7 @@ func (a *asked) header(nominated []string) http.Header {
 			h[name] = slices.Clone(values)
 		}
 	}
+	delete(h, "Connection")
 	rfc9111.RemoveConditions(h)
 	if a.m.opts.Compress {
 		delete(h, "Accept-Encoding")

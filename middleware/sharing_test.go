@@ -373,6 +373,42 @@ func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
 	s.is(s.do("/?id=2", "X-Tenant: t"), 200, strings.ReplaceAll(want, "id=1", "id=2"))
 }
 
+// pitfall 36: a client can't have what a request without a header is answered stored
+// for those that have it, by naming the header in Connection.
+func TestPitfall36WhatConnectionNamesIsNoPartOfTheRequest(t *testing.T) {
+	proxy := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		for name := range strings.SplitSeq(r.Header.Get("Connection"), ",") {
+			r.Header.Del(strings.TrimSpace(name)) // as a proxy does
+		}
+		fmt.Fprint(w, r.Header.Get("X-Tenant"), r.Header.Get("Accept-Language"))
+	}
+	for _, o := range []middleware.Options{
+		{},
+		{Forward: []string{middleware.AllHeaders}},
+		{Headers: []string{"X-Tenant"}},
+		{Key: func(r *http.Request) string { return r.Header.Get("X-Tenant") }, Forward: []string{middleware.AllHeaders}},
+	} {
+		s := open(t, o, proxy)
+		tenant := map[bool]string{true: "t"}[o.Headers != nil || o.Forward != nil]
+		for range 2 {
+			s.is(s.do("/", "Connection: x-tenant, Accept-Language", "X-Tenant: t", "Accept-Language: de"), 200, "")
+		}
+		s.is(s.do("/", "X-Tenant: t", "Accept-Language: de"), 200, tenant+"de")
+		s.is(s.do("/", "Connection: keep-alive", "X-Tenant: t", "Accept-Language: de"), 200, tenant+"de")
+	}
+}
+
+// What the values of a header are is not to be taken for the next one's name.
+func TestHeadersOfTheKeyDoNotRunIntoEachOther(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, Headers: []string{"X-A", "X-B"}}, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.Header["X-A"], r.Header["X-B"])
+	})
+	s.is(s.do("/", "X-A: X-B", "X-A: x"), 200, "[X-B x] []")
+	s.is(s.do("/", "X-B: x", "X-B: X-B"), 200, "[] [x X-B]")
+}
+
 func TestHostIsTheSites(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Host: "site.example"}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) })
 	s.is(s.do("/", "Host: evil.example"), 200, "site.example")

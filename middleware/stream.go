@@ -87,7 +87,11 @@ func (c *call) copyBody(w http.ResponseWriter, r *run) {
 	}
 }
 
+// namesIn are the names that the lines of a field list; nil if there are no lines.
 func namesIn(lines []string) map[string]bool {
+	if len(lines) == 0 {
+		return nil
+	}
 	names := map[string]bool{}
 	for _, line := range lines {
 		for name := range strings.SplitSeq(line, ",") {

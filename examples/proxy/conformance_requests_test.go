@@ -191,6 +191,11 @@ func TestConformanceRequests(t *testing.T) {
 		}})
 	}
 	stories = append(stories,
+		story{"a client names in Connection what a response varies on", []step{
+			{header: []string{fresh, "Vary: Foo"}, send: []string{"Foo: 1", "Connection: foo"}, want: origin, asked: []string{"Foo:"}},
+			{header: []string{fresh, "Vary: Foo"}, send: []string{"Foo: 1"}, want: origin, asked: []string{"Foo: 1"}},
+			{send: []string{"Foo: 1", "Connection: close, FOO"}, want: cached, wantBody: "answer 1"},
+		}},
 		story{"a response to POST isn't a page", []step{
 			{method: "POST", header: []string{fresh}, want: origin},
 			{header: []string{fresh}, want: origin},
