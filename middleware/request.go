@@ -298,6 +298,15 @@ func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	r.Header = a.header(nominated)
 	r.URL.RawQuery, r.URL.ForceQuery = a.query, false
 	r.URL.Fragment, r.URL.RawFragment, r.URL.User = "", "", nil
+	if r.URL.Host != "" {
+		r.URL.Host = r.Host
+	}
+	if r.URL.Path == "" {
+		r.URL.Path = "/" // RFC 9110, 4.2.3
+	}
+	if r.URL.EscapedPath() != r.URL.RawPath {
+		r.URL.RawPath = ""
+	}
 	r.RequestURI = r.URL.RequestURI()
 	r.Body, r.GetBody, r.ContentLength = http.NoBody, nil, 0
 	r.Trailer, r.TransferEncoding, r.Close = nil, nil, false
@@ -339,7 +348,8 @@ func (m *Middleware) addVia(h http.Header, major, minor int) {
 }
 
 // bypasses reports whether a GET or HEAD is none of the cache's business: it has
-// a body, or wants another protocol.
+// a body, wants another protocol, or is for what has no URL that tells it apart.
 func bypasses(r *http.Request) bool {
-	return r.ContentLength != 0 || len(r.Header["Upgrade"]) > 0 || r.URL.Host != "" && r.URL.Opaque != ""
+	return r.ContentLength != 0 || len(r.Header["Upgrade"]) > 0 ||
+		r.URL.Opaque != "" || r.URL.Scheme != "" && r.URL.Scheme != scheme(r) || strings.ContainsAny(r.Host, "/?#@\\")
 }

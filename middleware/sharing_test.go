@@ -400,6 +400,43 @@ func TestPitfall36WhatConnectionNamesIsNoPartOfTheRequest(t *testing.T) {
 	}
 }
 
+// pitfall 36: the many ways to write a request's target are the same to a shared
+// run, or have no part in one.
+func TestPitfall36SpellingsOfTheTargetDoNotReachSharedRuns(t *testing.T) {
+	echo := func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%q %q %q %q %q", r.URL.Opaque, r.URL.Path, r.URL.RawPath, r.Host, r.RequestURI)
+	}
+	for line, shared := range map[string]string{
+		"GET http://a.example HTTP/1.1":        "/",
+		"GET http://A.example:80? HTTP/1.1":    "/",
+		"GET http://b.example/ HTTP/1.1":       "/",
+		"GET http:evil HTTP/1.1":               "",
+		"GET http:///evil HTTP/1.1":            "",
+		"GET https://a.example/x HTTP/1.1":     "",
+		"GET ftp://a.example/x HTTP/1.1":       "",
+		"GET http://u:p@a.example/x HTTP/1.1":  "/x",
+		"GET http://a.example/x#evil HTTP/1.1": "",
+		"GET /x|y HTTP/1.1":                    "/x%7Cy",
+		"GET /x HTTP/1.0":                      "/x",
+	} {
+		s := open(t, middleware.Options{TTL: time.Minute, Host: "a.example"}, echo)
+		first := s.raw(line, "Host: a.example")
+		if first.err != nil {
+			t.Errorf("%s: %v", line, first.err)
+			continue
+		}
+		if shared == "" {
+			shared = "/x"
+			s.runs.Store(0)
+		}
+		again := s.raw("GET "+shared+" HTTP/1.1", "Host: a.example")
+		s.ran(1)
+		if want := fmt.Sprintf("%q %q %q %q %q", "", strings.ReplaceAll(shared, "%7C", "|"), "", "a.example", shared); again.body != want {
+			t.Errorf("%s: then %s for %s, want %s", line, again.body, shared, want)
+		}
+	}
+}
+
 // What the values of a header are is not to be taken for the next one's name.
 func TestHeadersOfTheKeyDoNotRunIntoEachOther(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Headers: []string{"X-A", "X-B"}}, func(w http.ResponseWriter, r *http.Request) {
@@ -462,6 +499,18 @@ func TestPitfall41UnsafeMethods(t *testing.T) {
 	n0 := int(s.runs.Load())
 	s.together(10, "POST /")
 	s.ran(n0 + 10)
+}
+
+// pitfall 41: whatever scheme a client names, what is stored is what it changed.
+func TestPitfall41UnsafeMethodsOfAbsoluteForm(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute}, number())
+	for _, target := range []string{"http://a.example/", "https://a.example/", "http://a.example"} {
+		before := s.do("/", "Host: a.example").body
+		s.is(s.raw("DELETE "+target+" HTTP/1.1", "Host: a.example"), 200, "*")
+		if after := s.do("/", "Host: a.example").body; after == before {
+			t.Errorf("DELETE %s: still %s", target, after)
+		}
+	}
 }
 
 func TestPurge(t *testing.T) {
