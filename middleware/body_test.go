@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
 	"strconv"
@@ -178,6 +179,55 @@ func TestPitfall37RunOutlivesItsClient(t *testing.T) {
 		s.is(<-waiter, 200, "first,last")
 		s.is(s.do("/"), 200, "first,last")
 		s.ran(1)
+	}
+}
+
+// pitfall 37: a request that somebody further out gives up gets neither an empty
+// page nor half of one that looks whole.
+func TestPitfall37EndOfTheRequestsContext(t *testing.T) {
+	for _, deadline := range []bool{false, true} {
+		for _, so := range []string{"nothing", "written", "flushed"} {
+			t.Run(fmt.Sprint("deadline ", deadline, ", ", so), func(t *testing.T) {
+				release := make(chan struct{})
+				m, err := middleware.New(newStore(t), middleware.Options{TTL: time.Minute})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer m.Close()
+				inner := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if so != "nothing" {
+						fmt.Fprint(w, "half,")
+					}
+					if so == "flushed" {
+						w.(http.Flusher).Flush()
+					}
+					<-release
+					fmt.Fprint(w, "whole")
+				}))
+				server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					ctx, cancel := context.WithCancel(r.Context())
+					defer cancel()
+					time.AfterFunc(50*time.Millisecond, cancel)
+					if deadline {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithTimeout(r.Context(), 50*time.Millisecond)
+						defer cancel()
+					}
+					inner.ServeHTTP(w, r.WithContext(ctx))
+				}))
+				defer server.Close()
+				defer close(release)
+				resp, err := server.Client().Get(server.URL)
+				if err != nil {
+					return
+				}
+				defer resp.Body.Close()
+				body, err := io.ReadAll(resp.Body)
+				if err == nil && (resp.StatusCode < 500 || resp.Header.Get("Cache-Control") != "no-store") {
+					t.Errorf("%d %q %v", resp.StatusCode, body, resp.Header)
+				}
+			})
+		}
 	}
 }
 

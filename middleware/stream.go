@@ -1,6 +1,7 @@
 package middleware
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -64,7 +65,7 @@ func (c *call) copyBody(w http.ResponseWriter, r *run) {
 		}
 		if flush {
 			if err := control.Flush(); err != nil && c.asked.Context().Err() != nil {
-				return
+				c.cutShort()
 			}
 		}
 		if done {
@@ -73,7 +74,7 @@ func (c *call) copyBody(w http.ResponseWriter, r *run) {
 		select {
 		case <-r.wake:
 		case <-gone:
-			return
+			c.cutShort()
 		}
 	}
 	if r.aborted {
@@ -116,6 +117,14 @@ func (c *call) abort(r *run) {
 	if r.panicked != nil && r.panicked != http.ErrAbortHandler {
 		panic(fmt.Sprintf("%v [recovered by stampede/middleware]\n\n%s", r.panicked, r.stack))
 	}
+	panic(http.ErrAbortHandler)
+}
+
+// cutShort ends the client's connection when its request's context has ended. The
+// client has gone; or somebody further out gave the request so much time, and what
+// the client has must not look whole.
+func (c *call) cutShort() {
+	c.event.Err = context.Cause(c.asked.Context())
 	panic(http.ErrAbortHandler)
 }
 
