@@ -382,6 +382,8 @@ func (c *call) enlist(ctx context.Context, l *lead) {
 	})
 }
 
+// errIndexGone ends a change to an index. Who waited for the lease meanwhile looks
+// again.
 var errIndexGone = errors.New("middleware: the page's index has changed")
 
 func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
@@ -390,10 +392,7 @@ func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
 	c.m.background(func() {
 		_, _ = c.m.guard.Reload(ctx, pageKey, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
 			res, err := c.m.guard.Peek(ctx, pageKey)
-			if err != nil {
-				return nil, err
-			}
-			if res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
+			if err != nil || res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
 				return nil, errIndexGone
 			}
 			ix := *res.Value.ix

@@ -3,6 +3,7 @@ package middleware
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"strconv"
 	"sync"
@@ -51,6 +52,11 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy.TTL, policy.Stale, policy.StaleIfError = indexTTL, time.Second, 0
 	policy.MaxBytes = 2*opts.MaxBody + 1<<20 // header, and the body in gzip
 	policy.Codec = pageCodec{}
+	policy.Errors = maps.Clone(policy.Errors)
+	if policy.Errors == nil {
+		policy.Errors = map[string]error{}
+	}
+	policy.Errors["middleware.index_gone"] = errIndexGone
 	g, err := guard.New[*page](store, opts.Name, policy)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		if g != nil {

@@ -553,6 +553,32 @@ func TestPurge(t *testing.T) {
 	}
 }
 
+// A page that is purged while variants of it are being stored is had again by those
+// who ask meanwhile.
+func TestPurgeWhileVariantsAreStoredFailsNobody(t *testing.T) {
+	s := open(t, middleware.Options{MaxVariants: 1000}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		fmt.Fprint(w, r.Header.Get("Accept-Language"))
+	})
+	var asked atomic.Int32
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			for n := asked.Add(1); n < 1000; n = asked.Add(1) {
+				language := fmt.Sprint("l", n/2)
+				s.is(s.do("/", "Accept-Language: "+language), 200, language)
+				if n%10 == 0 {
+					if err := s.m.Purge(t.Context(), s.URL+"/"); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 func TestOptionsAreChecked(t *testing.T) {
 	_, err := middleware.New(newStore(t), middleware.Options{
 		Name: "a:b", TTL: -1, Stale: -1, MaxBody: 65 << 20, Headers: []string{"Authorization", "bad name"},
