@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -389,18 +390,28 @@ var errIndexGone = errors.New("middleware: the page's index has changed")
 func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
 	pageKey := l.key[:len(l.key)-len("\n")-len(l.ix.gen)-len(l.variant)]
 	ctx = context.WithoutCancel(ctx)
+	var begun atomic.Bool
+	fetch := func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+		begun.Store(true)
+		res, err := c.m.guard.Peek(ctx, pageKey)
+		if err != nil || res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
+			return nil, errIndexGone
+		}
+		ix := *res.Value.ix
+		ix.names, ix.variants = slices.Clone(ix.names), slices.Clone(ix.variants)
+		change(&ix)
+		f.TTL, f.StaleFor, f.Cost = max(res.TTL, time.Millisecond), guard.Off, 0
+		return &page{ix: &ix}, nil
+	}
 	c.m.background(func() {
-		_, _ = c.m.guard.Reload(ctx, pageKey, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
-			res, err := c.m.guard.Peek(ctx, pageKey)
-			if err != nil || res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
-				return nil, errIndexGone
+		// Changes at the same time share a fetch, which is one of them: the others
+		// take their turns.
+		for range c.m.opts.MaxVariants + maxRounds {
+			_, err := c.m.guard.Reload(ctx, pageKey, fetch)
+			if begun.Load() || err != nil && !errors.Is(err, errIndexGone) {
+				return
 			}
-			ix := *res.Value.ix
-			ix.names, ix.variants = slices.Clone(ix.names), slices.Clone(ix.variants)
-			change(&ix)
-			f.TTL, f.StaleFor, f.Cost = max(res.TTL, time.Millisecond), guard.Off, 0
-			return &page{ix: &ix}, nil
-		})
+		}
 	})
 }
 

@@ -308,13 +308,33 @@ func TestPitfall35Vary(t *testing.T) {
 	}
 	s.ran(3)
 	s.hit(s.do("/", "Accept-Language: de"))
+	another := 0
 	eventually(t, "the index", func() bool {
 		before := s.runs.Load()
-		s.is(s.do("/", "Accept-Language: it"), 200, "it")
-		s.is(s.do("/", "Accept-Language: it"), 200, "it")
+		another++ // the one before may have been stored before the index was full
+		lang := fmt.Sprint("it-", another)
+		s.is(s.do("/", "Accept-Language: "+lang), 200, lang)
+		s.is(s.do("/", "Accept-Language: "+lang), 200, lang)
 		return s.runs.Load() == before+2 // one too many: not stored
 	})
 	s.hit(s.do("/", "Accept-Language: fr"))
+}
+
+// pitfall 35: variants that are stored at the same time are all counted.
+func TestPitfall35VariantsAreCountedOneByOne(t *testing.T) {
+	const max = 8
+	s := open(t, middleware.Options{MaxVariants: max}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		fmt.Fprint(w, r.Header.Get("Accept-Language"))
+	})
+	s.do("/") // the index
+	var wg sync.WaitGroup
+	for i := range max - 1 {
+		wg.Go(func() { s.do("/", fmt.Sprint("Accept-Language: l", i)) })
+	}
+	wg.Wait()
+	eventually(t, "all are counted", func() bool { return s.m.Variants(t.Context(), s.URL+"/") == max })
 }
 
 // pitfall 35: a request doesn't wait for a variant that isn't its own.
