@@ -251,6 +251,28 @@ func TestStaleResponseDoesNotWaitForItsRefresh(t *testing.T) {
 	}
 }
 
+// pitfall 38: a precondition that fails is the handler's to answer, whether or not
+// something is stored, or may be.
+func TestPitfall38PreconditionsAreTheHandlers(t *testing.T) {
+	modified := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+	for _, cc := range []string{"max-age=60", "private", "no-cache", "no-store"} {
+		s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", cc)
+			w.Header().Set("ETag", `"a"`)
+			http.ServeContent(w, r, "a.txt", modified, strings.NewReader("whole"))
+		})
+		for range 2 { // before it is stored, and after
+			s.is(s.do("/", `If-Match: "b"`), 412, "")
+			s.is(s.do("/", `If-Match: "b"`, "Range: bytes=0-1"), 412, "")
+			s.is(s.do("/", "If-Unmodified-Since: Thu, 01 Jan 2026 00:00:00 GMT"), 412, "")
+			s.is(s.do("/", `If-Match: "b"`, "Authorization: a"), 412, "")
+			s.is(s.do("/", `If-Match: "a"`, "Range: bytes=0-1"), 206, "wh")
+			s.is(s.do("/", `If-Match: "b", "a"`), 200, "whole")
+			s.is(s.do("/"), 200, "whole")
+		}
+	}
+}
+
 // pitfall 39: CDN-Cache-Control outranks Cache-Control.
 func TestPitfall39TargetedCacheControl(t *testing.T) {
 	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: no-store", "CDN-Cache-Control: max-age=60"))

@@ -112,14 +112,15 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	c.asked = m.asked(r, t)
 	c.says = m.says(r.Header)
-	if r.Method == http.MethodHead || c.says.NoStore || c.says.OnlyIfCached || c.says.MaxStale.Set {
+	alone := r.Method == http.MethodHead || c.says.NoStore || hasPrecondition(c.asked.Header)
+	if alone || c.says.OnlyIfCached || c.says.MaxStale.Set {
 		switch {
 		case c.lookUp():
 			return
 		case c.says.OnlyIfCached:
 			c.notStored()
 			return
-		case r.Method == http.MethodHead || c.says.NoStore:
+		case alone:
 			c.pass(w, rfc9111.FwdURIMiss, "")
 			return
 		}

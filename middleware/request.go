@@ -294,7 +294,7 @@ func (a *asked) withholds(run *http.Request, names []string) bool {
 func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	r := a.Clone(context.WithValue(ctx, sharedKey{}, !a.credentialed))
 	// As it is in the key: how one client spells it is nothing for the others.
-	r.Method, r.Host = http.MethodGet, canonicalHost(scheme(a.Request), a.m.host(a.Host))
+	r.Method, r.Host = http.MethodGet, a.sharedHost()
 	r.Header = a.header(nominated)
 	r.URL.RawQuery, r.URL.ForceQuery = a.query, false
 	r.URL.Fragment, r.URL.RawFragment, r.URL.User = "", "", nil
@@ -318,9 +318,12 @@ func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	return r
 }
 
+// sharedHost is the host as it is in the key.
+func (a *asked) sharedHost() string { return canonicalHost(scheme(a.Request), a.m.host(a.Host)) }
+
 // varying is the request as far as Vary looks at it.
 func (a *asked) varying(nominated []string) *http.Request {
-	return &http.Request{Method: http.MethodGet, Header: a.header(nominated)}
+	return &http.Request{Method: http.MethodGet, Host: a.sharedHost(), Header: a.header(nominated)}
 }
 
 type sharedKey struct{}
@@ -352,4 +355,10 @@ func (m *Middleware) addVia(h http.Header, major, minor int) {
 func bypasses(r *http.Request) bool {
 	return r.ContentLength != 0 || len(r.Header["Upgrade"]) > 0 ||
 		r.URL.Opaque != "" || r.URL.Scheme != "" && r.URL.Scheme != scheme(r) || strings.ContainsAny(r.Host, "/?#@\\")
+}
+
+// hasPrecondition reports whether a request may be answered 412, which is the
+// origin's to say (RFC 9111, 4.3.2): a shared run isn't told of its condition.
+func hasPrecondition(h http.Header) bool {
+	return len(h["If-Match"]) > 0 || len(h["If-Unmodified-Since"]) > 0
 }

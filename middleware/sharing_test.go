@@ -378,6 +378,18 @@ func TestVaryOnAHeaderThatWasWithheld(t *testing.T) {
 	s.ran(3)
 }
 
+// A page may vary on Host, though each host is a page of its own already.
+func TestVaryOnHost(t *testing.T) {
+	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60", "Vary: Host"))
+	s.is(s.do("/", "Host: a.example"), 200, "run 1")
+	for _, host := range []string{"a.example", "A.example:80"} {
+		g := s.do("/", "Host: "+host)
+		s.is(g, 200, "run 1")
+		s.hit(g)
+	}
+	s.is(s.do("/", "Host: b.example"), 200, "run 2")
+}
+
 // pitfall 36: what isn't part of the key doesn't reach a shared run.
 func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
 	report := func(w http.ResponseWriter, r *http.Request) {
