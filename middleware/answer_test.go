@@ -251,6 +251,36 @@ func TestStaleResponseDoesNotWaitForItsRefresh(t *testing.T) {
 	}
 }
 
+// What a 304 says of stored fields goes for them, and the Date of what it renews is
+// known from then on.
+func TestRenewedResponseIsStoredAsANewOne(t *testing.T) {
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", `"a"`)
+		if r.Header.Get("If-None-Match") != "" {
+			w.Header().Set("Cache-Control", `max-age=60, no-cache="X-Name"`)
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		w.Header().Set("Cache-Control", "max-age=0")
+		w.Header().Set("Date", "Thu, 01 Jan 2026 00:00:00 GMT")
+		w.Header().Set("X-Name", "alice")
+		fmt.Fprint(w, "body")
+	})
+	s.do("/")
+	eventually(t, "a validation", func() bool { return strings.Contains(s.do("/").status(), "fwd-status=304") })
+	g := s.do("/")
+	s.is(g, 200, "body")
+	s.hit(g)
+	if g.Header.Get("X-Name") != "" {
+		t.Errorf("%v", g.Header)
+	}
+	date := g.Header.Get("Date")
+	eventually(t, "a second has passed", func() bool { g = s.do("/"); return g.Header.Get("Age") > "0" })
+	if g.Header.Get("Date") != date {
+		t.Errorf("Date of a hit: %s, then %s", date, g.Header.Get("Date"))
+	}
+}
+
 // pitfall 38: a precondition that fails is the handler's to answer, whether or not
 // something is stored, or may be.
 func TestPitfall38PreconditionsAreTheHandlers(t *testing.T) {

@@ -330,6 +330,23 @@ func TestTrailers(t *testing.T) {
 	s.ran(1)
 }
 
+// pitfall 33: what must not be stored of a header isn't stored of a trailer.
+func TestPitfall33TrailersOfOneClientAreNotStored(t *testing.T) {
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", `max-age=60, private="X-Name"`)
+		w.Header().Set("Trailer", "Set-Cookie, X-Name, X-Sum")
+		fmt.Fprint(w, "body")
+		w.Header().Set("Set-Cookie", "session=alice")
+		w.Header().Set("X-Name", "alice")
+		w.Header().Set("X-Sum", "1")
+	})
+	s.do("/")
+	s.stored("/", "body")
+	if g := s.do("/"); g.Trailer.Get("X-Sum") != "1" || len(g.Trailer) != 1 {
+		t.Errorf("trailer of a hit: %v", g.Trailer)
+	}
+}
+
 func TestInformationalResponsesPassThrough(t *testing.T) {
 	for _, cc := range []string{"max-age=60", "private"} {
 		s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {

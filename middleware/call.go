@@ -90,7 +90,8 @@ func (c *call) settle(key string, p *page, res guard.Result[*page], err error) b
 	case err != nil:
 		c.fail(err)
 	case p == nil && c.ownPage() != nil:
-		c.serve(c.ownPage(), res, 0, "")
+		own := c.ownPage()
+		c.serve(own, res, own.freshness.InitialAge, "")
 	case p == nil:
 		c.alone(c.marked)
 	case p.status == 0:

@@ -224,7 +224,7 @@ func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passin
 func (c *call) pageOf(l *lead, body []byte, trailer http.Header) *page {
 	r := l.run
 	p := &page{
-		status: r.status, body: body, trailer: trailer, vary: l.d.Vary, freshness: l.d.Freshness,
+		status: r.status, body: body, trailer: c.m.storedTrailer(trailer, l), vary: l.d.Vary, freshness: l.d.Freshness,
 		header: rfc9111.StoredHeader(r.response(), l.d.Control, l.rfc), length: strconv.Itoa(len(body)),
 	}
 	p.began = r.began
@@ -244,6 +244,23 @@ func (c *call) pageOf(l *lead, body []byte, trailer http.Header) *page {
 		p.gzip = compress(p)
 	}
 	return p
+}
+
+// storedTrailer is what is stored of a trailer: what would be stored of a header
+// with these fields. A cookie that comes this way is nobody else's either.
+func (m *Middleware) storedTrailer(trailer http.Header, l *lead) http.Header {
+	if len(trailer) == 0 {
+		return nil
+	}
+	kept := rfc9111.StoredHeader(&rfc9111.Response{Header: trailer, ResponseTime: l.run.headerAt}, l.d.Control, l.rfc)
+	if _, sent := trailer["Date"]; !sent {
+		delete(kept, "Date")
+	}
+	if !m.opts.StoreSetCookie || !l.d.Control.SaysShared() {
+		delete(kept, "Set-Cookie")
+		delete(kept, "Set-Cookie2")
+	}
+	return kept
 }
 
 // setTerms says for how long a page is fresh, and what it is good for then.
@@ -300,7 +317,7 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 	p.freshness, p.began = l.d.Freshness, r.began
 	l.tags = c.m.tagsOf(r.req, p.header)
 	c.note(r, decision{stored: true, fwdCode: http.StatusNotModified, ttl: p.freshness.Left(p.freshness.InitialAge)})
-	delete(p.header, "Age")
+	p.header = rfc9111.StoredHeader(resp, l.d.Control, l.rfc)
 	if c.notShared(l) != "" || !slices.Equal(l.d.Vary, p.vary) {
 		c.mu.Lock()
 		c.own = &p
