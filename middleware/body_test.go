@@ -231,6 +231,41 @@ func TestPitfall37EndOfTheRequestsContext(t *testing.T) {
 	}
 }
 
+// pitfall 37: what a handler has left running when it returned can't write into what
+// is stored, nor end the process.
+func TestPitfall37NothingIsWrittenAfterTheHandlerReturned(t *testing.T) {
+	for _, ended := range []string{"returned", "panicked"} {
+		late := make(chan func())
+		s := open(t, middleware.Options{TTL: time.Minute, MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+			if ended == "returned" {
+				fmt.Fprint(w, "whole")
+			}
+			go func() {
+				late <- func() {
+					w.WriteHeader(http.StatusTeapot)
+					for range 3 {
+						if n, err := io.WriteString(w, strings.Repeat("late", 20)); n > 0 || err == nil {
+							t.Errorf("%s: %d bytes were taken, %v", ended, n, err)
+						}
+					}
+					if err := http.NewResponseController(w).Flush(); err == nil {
+						t.Errorf("%s: flushed", ended)
+					}
+				}
+			}()
+			if ended == "panicked" {
+				panic(http.ErrAbortHandler)
+			}
+		})
+		s.do("/")
+		(<-late)()
+		if ended == "returned" {
+			s.is(s.do("/"), 200, "whole")
+			s.ran(1)
+		}
+	}
+}
+
 // pitfall 37: what is longer than MaxBody streams on to each client, whole.
 func TestPitfall37OversizedBodiesStreamThrough(t *testing.T) {
 	const max = 100 << 10

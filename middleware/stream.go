@@ -170,11 +170,12 @@ func (c *call) inform(r *run, status int, h http.Header) {
 	replaceHeader(c.w.Header(), own)
 }
 
-// control lets a run's handler change its client's connection.
+// control lets a run's handler change its client's connection, unless the client is
+// being answered from elsewhere, and the run is a refresh in the background.
 func (c *call) control(r *run, do func(*http.ResponseController) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.left || c.run != r {
+	if c.left || c.run != r || c.answering && c.streaming != r {
 		return http.ErrNotSupported
 	}
 	return do(http.NewResponseController(c.w))
