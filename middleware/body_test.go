@@ -266,6 +266,48 @@ func TestPitfall37NothingIsWrittenAfterTheHandlerReturned(t *testing.T) {
 	}
 }
 
+// A refresh in the background has no part in the connection on which the stale page
+// is being sent.
+func TestRefreshKeepsOffTheConnectionOfTheStalePage(t *testing.T) {
+	const size = 16 << 20 // more than the connection buffers
+	var runs atomic.Int32
+	sending, tried := make(chan struct{}), make(chan struct{})
+	s := open(t, middleware.Options{MaxBody: size}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=0, stale-while-revalidate=60")
+		switch runs.Add(1) {
+		case 1:
+			_, _ = w.Write(make([]byte, size))
+		case 2:
+			defer close(tried)
+			<-sending
+			control := http.NewResponseController(w)
+			if err := control.SetWriteDeadline(time.Now().Add(-time.Second)); err == nil {
+				t.Error("a deadline was set")
+			}
+			if _, _, err := control.Hijack(); err == nil {
+				t.Error("it was hijacked")
+			}
+		}
+	})
+	s.do("/")
+	eventually(t, "the stale page", func() bool {
+		resp, err := s.client.Get(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if runs.Load() < 2 {
+			return false
+		}
+		close(sending)
+		<-tried
+		if n, err := io.Copy(io.Discard, resp.Body); n != size || err != nil {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		return true
+	})
+}
+
 // pitfall 37: what is longer than MaxBody streams on to each client, whole.
 func TestPitfall37OversizedBodiesStreamThrough(t *testing.T) {
 	const max = 100 << 10
