@@ -21,9 +21,9 @@ func (c *call) serve(p *page, res guard.Result[*page], age time.Duration, why st
 	st.TTL = rfc9111.Seconds{Set: true, Value: left}
 	switch res.Source {
 	case guard.Fetched, guard.UnguardedFetch:
-		st.Fwd, st.Stored, st.FwdStatus = c.forwarded(), res.Stored, c.decision.fwdCode
+		st.Fwd, st.Stored, st.FwdStatus = c.forwarded(), res.Stored && p.ofUse(), c.decision.fwdCode
 	case guard.Waited:
-		st.Fwd, st.Stored, st.Collapsed = c.forwarded(), res.Stored, true
+		st.Fwd, st.Stored, st.Collapsed = c.forwarded(), res.Stored && p.ofUse(), true
 	default:
 		st.Hit = why == ""
 		if !st.Hit {

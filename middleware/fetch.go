@@ -124,11 +124,7 @@ func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 			c.learn(ctx, l)
 			return c.keepPrivate(f, r, "vary")
 		}
-		return c.branch(ctx, f, l)
-	}
-	if passing {
-		// Nothing that may be stored: but a failure is shared with those who wait.
-		f.TTL, f.StaleFor = 0, guard.Off
+		return c.branch(ctx, f, l, passing)
 	}
 	return c.record(ctx, f, l, passing)
 }
@@ -190,7 +186,9 @@ func (l *lead) covers(names []string) bool {
 	return true
 }
 
-// record keeps the body until it is whole, while the client reads along.
+// record keeps the body until it is whole, while the client reads along. With
+// passing it is nothing that may be stored, but a failure that is shared with those
+// who wait.
 func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passing bool) (*page, error) {
 	r := l.run
 	c.note(r, decision{stored: !passing, reason: string(l.d.Reason), ttl: l.d.Freshness.Left(l.d.Freshness.InitialAge)})
@@ -213,10 +211,12 @@ func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passin
 	if l.ix != nil && !passing {
 		c.enlist(ctx, l)
 	}
-	if !passing {
-		f.Tags = append(f.Tags, l.tags...)
-		c.m.setTerms(f, p)
+	if passing {
+		f.TTL, f.StaleFor = 0, guard.Off
+		return p, nil
 	}
+	f.Tags = append(f.Tags, l.tags...)
+	c.m.setTerms(f, p)
 	return p, nil
 }
 
@@ -334,7 +334,7 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 // The page's own key then holds the index, at once, so that nobody waits for a
 // variant that isn't theirs. The run goes on under its variant's key, whose lease
 // is had before that of the page is given back.
-func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead) (*page, error) {
+func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead, passing bool) (*page, error) {
 	r := l.run
 	variant := rfc9111.VariantKey(l.d.Vary, r.req)
 	ix := &index{gen: randomName(), names: l.d.Vary, variants: []string{variant}}
@@ -354,7 +354,7 @@ func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 		_, _ = c.m.guard.Load(context.WithoutCancel(ctx), under.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
 			once.Do(func() { close(begun) })
 			f.Cost = 0 // the run is paid for
-			return c.record(ctx, f, &under, false)
+			return c.record(ctx, f, &under, passing)
 		})
 		once.Do(func() {
 			// Not asked for: somebody was ahead of us, or nothing can be stored.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"net/http"
 	"net/http/httputil"
 	"strconv"
@@ -44,5 +43,5 @@ func reflect(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "message/http")
-	_, _ = io.WriteString(w, string(text))
+	_, _ = w.Write(text)
 }
