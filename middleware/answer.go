@@ -21,9 +21,9 @@ func (c *call) serve(p *page, res guard.Result[*page], age time.Duration, why st
 	st.TTL = rfc9111.Seconds{Set: true, Value: left}
 	switch res.Source {
 	case guard.Fetched, guard.UnguardedFetch:
-		st.Fwd, st.Stored, st.FwdStatus = c.forwarded(), res.Stored, c.decision.fwdCode
+		st.Fwd, st.Stored, st.FwdStatus = c.forwarded(), res.Stored && p.ofUse(), c.decision.fwdCode
 	case guard.Waited:
-		st.Fwd, st.Stored, st.Collapsed = c.forwarded(), res.Stored, true
+		st.Fwd, st.Stored, st.Collapsed = c.forwarded(), res.Stored && p.ofUse(), true
 	default:
 		st.Hit = why == ""
 		if !st.Hit {
@@ -150,7 +150,8 @@ func (w *countingWriter) Write(p []byte) (int, error) {
 func (c *call) fail(err error) {
 	c.event.Err = err
 	if c.asked.Context().Err() != nil {
-		return // nobody is there to read it
+		c.sayEnded()
+		return
 	}
 	if r := c.failedRun(); r != nil {
 		c.stream(r)
@@ -227,9 +228,22 @@ func (c *call) runAlone() {
 	case c.m.aloneSlots <- struct{}{}:
 		defer func() { <-c.m.aloneSlots }()
 	case <-c.asked.Context().Done():
+		c.sayEnded()
 		return
 	}
 	c.pass(c.takeWriter(), c.forwarded(), "wait-timeout")
+}
+
+// sayEnded answers when the request's context has ended. If that is because its
+// client has gone, nobody reads it; but somebody further out may have ended it, and
+// without an answer the client would get an empty 200.
+func (c *call) sayEnded() {
+	if errors.Is(c.asked.Context().Err(), context.DeadlineExceeded) {
+		c.say(http.StatusGatewayTimeout, 0, "The answer took too long. Try again.")
+		return
+	}
+	c.say(http.StatusServiceUnavailable, time.Second, "The request was given up. Try again.")
+	c.event.Status = 0 // as far as is known
 }
 
 // say answers with a short text. Nobody may store it.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
 	"strconv"
@@ -181,6 +182,132 @@ func TestPitfall37RunOutlivesItsClient(t *testing.T) {
 	}
 }
 
+// pitfall 37: a request that somebody further out gives up gets neither an empty
+// page nor half of one that looks whole.
+func TestPitfall37EndOfTheRequestsContext(t *testing.T) {
+	for _, deadline := range []bool{false, true} {
+		for _, so := range []string{"nothing", "written", "flushed"} {
+			t.Run(fmt.Sprint("deadline ", deadline, ", ", so), func(t *testing.T) {
+				release := make(chan struct{})
+				m, err := middleware.New(newStore(t), middleware.Options{TTL: time.Minute})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer m.Close()
+				inner := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if so != "nothing" {
+						fmt.Fprint(w, "half,")
+					}
+					if so == "flushed" {
+						w.(http.Flusher).Flush()
+					}
+					<-release
+					fmt.Fprint(w, "whole")
+				}))
+				server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					ctx, cancel := context.WithCancel(r.Context())
+					defer cancel()
+					time.AfterFunc(50*time.Millisecond, cancel)
+					if deadline {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithTimeout(r.Context(), 50*time.Millisecond)
+						defer cancel()
+					}
+					inner.ServeHTTP(w, r.WithContext(ctx))
+				}))
+				defer server.Close()
+				defer close(release)
+				resp, err := server.Client().Get(server.URL)
+				if err != nil {
+					return
+				}
+				defer resp.Body.Close()
+				body, err := io.ReadAll(resp.Body)
+				if err == nil && (resp.StatusCode < 500 || resp.Header.Get("Cache-Control") != "no-store") {
+					t.Errorf("%d %q %v", resp.StatusCode, body, resp.Header)
+				}
+			})
+		}
+	}
+}
+
+// pitfall 37: what a handler has left running when it returned can't write into what
+// is stored, nor end the process.
+func TestPitfall37NothingIsWrittenAfterTheHandlerReturned(t *testing.T) {
+	for _, ended := range []string{"returned", "panicked"} {
+		late := make(chan func())
+		s := open(t, middleware.Options{TTL: time.Minute, MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+			if ended == "returned" {
+				fmt.Fprint(w, "whole")
+			}
+			go func() {
+				late <- func() {
+					w.WriteHeader(http.StatusTeapot)
+					for range 3 {
+						if n, err := io.WriteString(w, strings.Repeat("late", 20)); n > 0 || err == nil {
+							t.Errorf("%s: %d bytes were taken, %v", ended, n, err)
+						}
+					}
+					if err := http.NewResponseController(w).Flush(); err == nil {
+						t.Errorf("%s: flushed", ended)
+					}
+				}
+			}()
+			if ended == "panicked" {
+				panic(http.ErrAbortHandler)
+			}
+		})
+		s.do("/")
+		(<-late)()
+		if ended == "returned" {
+			s.is(s.do("/"), 200, "whole")
+			s.ran(1)
+		}
+	}
+}
+
+// A refresh in the background has no part in the connection on which the stale page
+// is being sent.
+func TestRefreshKeepsOffTheConnectionOfTheStalePage(t *testing.T) {
+	const size = 16 << 20 // more than the connection buffers
+	var runs atomic.Int32
+	sending, tried := make(chan struct{}), make(chan struct{})
+	s := open(t, middleware.Options{MaxBody: size}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=0, stale-while-revalidate=60")
+		switch runs.Add(1) {
+		case 1:
+			_, _ = w.Write(make([]byte, size))
+		case 2:
+			defer close(tried)
+			<-sending
+			control := http.NewResponseController(w)
+			if err := control.SetWriteDeadline(time.Now().Add(-time.Second)); err == nil {
+				t.Error("a deadline was set")
+			}
+			if _, _, err := control.Hijack(); err == nil {
+				t.Error("it was hijacked")
+			}
+		}
+	})
+	s.do("/")
+	eventually(t, "the stale page", func() bool {
+		resp, err := s.client.Get(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if runs.Load() < 2 {
+			return false
+		}
+		close(sending)
+		<-tried
+		if n, err := io.Copy(io.Discard, resp.Body); n != size || err != nil {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		return true
+	})
+}
+
 // pitfall 37: what is longer than MaxBody streams on to each client, whole.
 func TestPitfall37OversizedBodiesStreamThrough(t *testing.T) {
 	const max = 100 << 10
@@ -278,6 +405,23 @@ func TestTrailers(t *testing.T) {
 		}
 	}
 	s.ran(1)
+}
+
+// pitfall 33: what must not be stored of a header isn't stored of a trailer.
+func TestPitfall33TrailersOfOneClientAreNotStored(t *testing.T) {
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", `max-age=60, private="X-Name"`)
+		w.Header().Set("Trailer", "Set-Cookie, X-Name, X-Sum")
+		fmt.Fprint(w, "body")
+		w.Header().Set("Set-Cookie", "session=alice")
+		w.Header().Set("X-Name", "alice")
+		w.Header().Set("X-Sum", "1")
+	})
+	s.do("/")
+	s.stored("/", "body")
+	if g := s.do("/"); g.Trailer.Get("X-Sum") != "1" || len(g.Trailer) != 1 {
+		t.Errorf("trailer of a hit: %v", g.Trailer)
+	}
 }
 
 func TestInformationalResponsesPassThrough(t *testing.T) {

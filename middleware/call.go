@@ -85,10 +85,13 @@ func (c *call) answer() {
 // again.
 func (c *call) settle(key string, p *page, res guard.Result[*page], err error) bool {
 	switch {
+	case errors.Is(err, errIndexGone):
+		return false
 	case err != nil:
 		c.fail(err)
 	case p == nil && c.ownPage() != nil:
-		c.serve(c.ownPage(), res, 0, "")
+		own := c.ownPage()
+		c.serve(own, res, own.freshness.InitialAge, "")
 	case p == nil:
 		c.alone(c.marked)
 	case p.status == 0:
@@ -184,7 +187,7 @@ func (c *call) reload(key string, old *page, was guard.Result[*page], age time.D
 	switch r := c.toStream(); {
 	case r != nil:
 		c.stream(r)
-	case err != nil && c.asked.Context().Err() == nil && rfc9111.MayServeOnError(old.freshness, age, c.says):
+	case err != nil && !errors.Is(err, errIndexGone) && c.asked.Context().Err() == nil && rfc9111.MayServeOnError(old.freshness, age, c.says):
 		c.serve(old, was, age, "error")
 	default:
 		if res.Source != guard.Fetched {

@@ -1,6 +1,9 @@
 package middleware
 
-import "net/http"
+import (
+	"context"
+	"net/http"
+)
 
 // EncodePage and DecodePage are the codec's.
 func EncodePage(status int, header http.Header, body []byte) []byte {
@@ -21,4 +24,14 @@ func DecodePage(b []byte) (status int, header http.Header, body []byte, err erro
 		return 0, nil, nil, err
 	}
 	return p.status, p.header, p.body, nil
+}
+
+// Variants is how many variants are counted of a page that is asked for without
+// credentials.
+func (m *Middleware) Variants(ctx context.Context, url string) int {
+	res, err := m.guard.Peek(ctx, keyShared+url)
+	if err != nil || res.Value.ix == nil {
+		return 0
+	}
+	return len(res.Value.ix.variants)
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -123,31 +124,43 @@ func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 			c.learn(ctx, l)
 			return c.keepPrivate(f, r, "vary")
 		}
-		return c.branch(ctx, f, l)
-	}
-	if passing {
-		// Nothing that may be stored: but a failure is shared with those who wait.
-		f.TTL, f.StaleFor = 0, guard.Off
+		return c.branch(ctx, f, l, passing)
 	}
 	return c.record(ctx, f, l, passing)
 }
 
 // notShared is why others may not have a response; empty if they may.
 func (c *call) notShared(l *lead) string {
-	control := &l.d.Control
 	switch {
 	case l.run.hijacked:
 		return "hijacked"
-	case l.d.For != rfc9111.Anyone:
-		return string(l.d.Reason)
-	case c.asked.personal && !control.Public && !control.SMaxAge.Set:
-		return "personal"
 	case l.run.expected > int64(c.m.opts.MaxBody):
 		return "too-large"
-	case !c.m.mayCarry(l.tags):
+	}
+	return c.withheld(&l.d, l.tags)
+}
+
+// withheld is notShared as far as the response's header tells.
+func (c *call) withheld(d *rfc9111.Decision, tags []string) string {
+	switch {
+	case d.For != rfc9111.Anyone:
+		return string(d.Reason)
+	case c.asked.personal && !d.Control.SaysShared():
+		return "personal"
+	case c.asked.credentialed && needsValidation(d.Freshness):
+		return "always-validated"
+	case !c.m.mayCarry(tags):
 		return "tags"
 	}
 	return ""
+}
+
+// needsValidation reports whether a response must be validated before each use.
+// That may be all by which a handler tells users apart that has the same
+// Cache-Control for all: each validation is made in the name of who asks.
+func needsValidation(f rfc9111.Freshness) bool {
+	verdict, _ := rfc9111.MayServe(f, f.InitialAge, rfc9111.RequestControl{})
+	return verdict == rfc9111.Validate
 }
 
 // keepPrivate lets the run go on for its own client alone. Those who wait run the
@@ -173,7 +186,9 @@ func (l *lead) covers(names []string) bool {
 	return true
 }
 
-// record keeps the body until it is whole, while the client reads along.
+// record keeps the body until it is whole, while the client reads along. With
+// passing it is nothing that may be stored, but a failure that is shared with those
+// who wait.
 func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passing bool) (*page, error) {
 	r := l.run
 	c.note(r, decision{stored: !passing, reason: string(l.d.Reason), ttl: l.d.Freshness.Left(l.d.Freshness.InitialAge)})
@@ -196,10 +211,12 @@ func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passin
 	if l.ix != nil && !passing {
 		c.enlist(ctx, l)
 	}
-	if !passing {
-		f.Tags = append(f.Tags, l.tags...)
-		c.m.setTerms(f, p)
+	if passing {
+		f.TTL, f.StaleFor = 0, guard.Off
+		return p, nil
 	}
+	f.Tags = append(f.Tags, l.tags...)
+	c.m.setTerms(f, p)
 	return p, nil
 }
 
@@ -207,7 +224,7 @@ func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passin
 func (c *call) pageOf(l *lead, body []byte, trailer http.Header) *page {
 	r := l.run
 	p := &page{
-		status: r.status, body: body, trailer: trailer, vary: l.d.Vary, freshness: l.d.Freshness,
+		status: r.status, body: body, trailer: c.m.storedTrailer(trailer, l), vary: l.d.Vary, freshness: l.d.Freshness,
 		header: rfc9111.StoredHeader(r.response(), l.d.Control, l.rfc), length: strconv.Itoa(len(body)),
 	}
 	p.began = r.began
@@ -227,6 +244,23 @@ func (c *call) pageOf(l *lead, body []byte, trailer http.Header) *page {
 		p.gzip = compress(p)
 	}
 	return p
+}
+
+// storedTrailer is what is stored of a trailer: what would be stored of a header
+// with these fields. A cookie that comes this way is nobody else's either.
+func (m *Middleware) storedTrailer(trailer http.Header, l *lead) http.Header {
+	if len(trailer) == 0 {
+		return nil
+	}
+	kept := rfc9111.StoredHeader(&rfc9111.Response{Header: trailer, ResponseTime: l.run.headerAt}, l.d.Control, l.rfc)
+	if _, sent := trailer["Date"]; !sent {
+		delete(kept, "Date")
+	}
+	if !m.opts.StoreSetCookie || !l.d.Control.SaysShared() {
+		delete(kept, "Set-Cookie")
+		delete(kept, "Set-Cookie2")
+	}
+	return kept
 }
 
 // setTerms says for how long a page is fresh, and what it is good for then.
@@ -283,7 +317,7 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 	p.freshness, p.began = l.d.Freshness, r.began
 	l.tags = c.m.tagsOf(r.req, p.header)
 	c.note(r, decision{stored: true, fwdCode: http.StatusNotModified, ttl: p.freshness.Left(p.freshness.InitialAge)})
-	delete(p.header, "Age")
+	p.header = rfc9111.StoredHeader(resp, l.d.Control, l.rfc)
 	if c.notShared(l) != "" || !slices.Equal(l.d.Vary, p.vary) {
 		c.mu.Lock()
 		c.own = &p
@@ -300,7 +334,7 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 // The page's own key then holds the index, at once, so that nobody waits for a
 // variant that isn't theirs. The run goes on under its variant's key, whose lease
 // is had before that of the page is given back.
-func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead) (*page, error) {
+func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead, passing bool) (*page, error) {
 	r := l.run
 	variant := rfc9111.VariantKey(l.d.Vary, r.req)
 	ix := &index{gen: randomName(), names: l.d.Vary, variants: []string{variant}}
@@ -320,7 +354,7 @@ func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 		_, _ = c.m.guard.Load(context.WithoutCancel(ctx), under.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
 			once.Do(func() { close(begun) })
 			f.Cost = 0 // the run is paid for
-			return c.record(ctx, f, &under, false)
+			return c.record(ctx, f, &under, passing)
 		})
 		once.Do(func() {
 			// Not asked for: somebody was ahead of us, or nothing can be stored.
@@ -366,26 +400,35 @@ func (c *call) enlist(ctx context.Context, l *lead) {
 	})
 }
 
+// errIndexGone ends a change to an index. Who waited for the lease meanwhile looks
+// again.
 var errIndexGone = errors.New("middleware: the page's index has changed")
 
 func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
 	pageKey := l.key[:len(l.key)-len("\n")-len(l.ix.gen)-len(l.variant)]
 	ctx = context.WithoutCancel(ctx)
+	var begun atomic.Bool
+	fetch := func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+		begun.Store(true)
+		res, err := c.m.guard.Peek(ctx, pageKey)
+		if err != nil || res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
+			return nil, errIndexGone
+		}
+		ix := *res.Value.ix
+		ix.names, ix.variants = slices.Clone(ix.names), slices.Clone(ix.variants)
+		change(&ix)
+		f.TTL, f.StaleFor, f.Cost = max(res.TTL, time.Millisecond), guard.Off, 0
+		return &page{ix: &ix}, nil
+	}
 	c.m.background(func() {
-		_, _ = c.m.guard.Reload(ctx, pageKey, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
-			res, err := c.m.guard.Peek(ctx, pageKey)
-			if err != nil {
-				return nil, err
+		// Changes at the same time share a fetch, which is one of them: the others
+		// take their turns.
+		for range c.m.opts.MaxVariants + maxRounds {
+			_, err := c.m.guard.Reload(ctx, pageKey, fetch)
+			if begun.Load() || err != nil && !errors.Is(err, errIndexGone) {
+				return
 			}
-			if res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
-				return nil, errIndexGone
-			}
-			ix := *res.Value.ix
-			ix.names, ix.variants = slices.Clone(ix.names), slices.Clone(ix.variants)
-			change(&ix)
-			f.TTL, f.StaleFor, f.Cost = max(res.TTL, time.Millisecond), guard.Off, 0
-			return &page{ix: &ix}, nil
-		})
+		}
 	})
 }
 

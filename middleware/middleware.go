@@ -3,6 +3,7 @@ package middleware
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"strconv"
 	"sync"
@@ -51,6 +52,11 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy.TTL, policy.Stale, policy.StaleIfError = indexTTL, time.Second, 0
 	policy.MaxBytes = 2*opts.MaxBody + 1<<20 // header, and the body in gzip
 	policy.Codec = pageCodec{}
+	policy.Errors = maps.Clone(policy.Errors)
+	if policy.Errors == nil {
+		policy.Errors = map[string]error{}
+	}
+	policy.Errors["middleware.index_gone"] = errIndexGone
 	g, err := guard.New[*page](store, opts.Name, policy)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		if g != nil {
@@ -106,14 +112,15 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	c.asked = m.asked(r, t)
 	c.says = m.says(r.Header)
-	if r.Method == http.MethodHead || c.says.NoStore || c.says.OnlyIfCached || c.says.MaxStale.Set {
+	alone := r.Method == http.MethodHead || c.says.NoStore || hasPrecondition(c.asked.Header)
+	if alone || c.says.OnlyIfCached || c.says.MaxStale.Set {
 		switch {
 		case c.lookUp():
 			return
 		case c.says.OnlyIfCached:
 			c.notStored()
 			return
-		case r.Method == http.MethodHead || c.says.NoStore:
+		case alone:
 			c.pass(w, rfc9111.FwdURIMiss, "")
 			return
 		}

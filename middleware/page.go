@@ -49,6 +49,12 @@ func (p *page) usableOnError() bool {
 	return p.freshness.StaleIfError > 0 || p.freshness.StaleWhileRevalidate > 0
 }
 
+// ofUse reports whether it is good for anybody but those who wait for it now.
+func (p *page) ofUse() bool {
+	f := &p.freshness
+	return f.InitialAge < f.Lifetime+max(f.StaleWhileRevalidate, f.StaleIfError) || rfc9111.HasValidator(p.header)
+}
+
 // A pageCodec writes pages in a layout of its own: decoding one copies neither
 // the body nor, but for the slices' heads, the header. All numbers are uvarints,
 // and each string has its length in front:

@@ -118,6 +118,5 @@ func (w *passWriter) couldBeShared(c *call) bool {
 	}
 	o := c.m.rfc(c.asked.terms, w.status)
 	d := rfc9111.Store(c.asked.Request, &rfc9111.Response{Status: w.status, Header: w.header}, o)
-	personal := c.asked.personal && !d.Control.Public && !d.Control.SMaxAge.Set
-	return d.For == rfc9111.Anyone && !personal
+	return c.withheld(&d, c.m.tagsOf(c.asked.Request, w.header)) == ""
 }

@@ -19,7 +19,7 @@ func (c *call) otherMethod(w http.ResponseWriter) {
 	pw := &passWriter{ResponseWriter: w}
 	pw.onHeader = func(status int, h http.Header) {
 		c.m.addVia(h, r.ProtoMajor, r.ProtoMinor)
-		for _, u := range rfc9111.Invalidated(r, r.TLS != nil, status, h) {
+		for _, u := range rfc9111.Invalidated(asReceived(r), r.TLS != nil, status, h) {
 			if err := c.m.forget(context.WithoutCancel(r.Context()), u); err != nil {
 				c.event.Err = err
 			}
@@ -28,6 +28,15 @@ func (c *call) otherMethod(w http.ResponseWriter) {
 	}
 	defer func() { c.event.Status, c.event.Bytes = pw.status, pw.n }()
 	pw.run(c.next, c.m.withVia(r))
+}
+
+// asReceived is a request whose URL has no scheme and host but those of the
+// connection and of Host, by which keys are made. A client may send others.
+func asReceived(r *http.Request) *http.Request {
+	r2, u := *r, *r.URL
+	u.Scheme, u.Host = "", ""
+	r2.URL = &u
+	return &r2
 }
 
 // Purge forgets what is stored for an absolute URL: all variants, for all who

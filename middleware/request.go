@@ -81,7 +81,29 @@ type asked struct {
 
 func (m *Middleware) asked(r *http.Request, t *terms) *asked {
 	authorized, personal := m.headers.identify(r)
-	return &asked{Request: r, m: m, terms: t, query: m.query(r.URL.RawQuery), credentialed: authorized || personal, personal: personal}
+	return &asked{Request: endToEnd(r), m: m, terms: t, query: m.query(r.URL.RawQuery), credentialed: authorized || personal, personal: personal}
+}
+
+// endToEnd is a request without what it names in Connection, which is for the next
+// hop only (RFC 9110, 7.6.1). A proxy behind this one would not send it on, and a
+// response to a request without it is not to be stored for those that have it.
+func endToEnd(r *http.Request) *http.Request {
+	var h http.Header
+	for name := range namesIn(r.Header["Connection"]) {
+		if _, there := r.Header[name]; !there || name == "Te" {
+			continue
+		}
+		if h == nil {
+			h = r.Header.Clone()
+		}
+		delete(h, name)
+	}
+	if h == nil {
+		return r
+	}
+	r2 := *r
+	r2.Header = h
+	return &r2
 }
 
 // query is the part of a query that tells responses apart: parameters sorted by
@@ -192,6 +214,7 @@ func (a *asked) listed() string {
 	}
 	for _, name := range a.m.headers.keyed {
 		add(name)
+		add(strconv.Itoa(len(a.Header[name])))
 		for _, v := range a.Header[name] {
 			add(v)
 		}
@@ -247,6 +270,7 @@ func (a *asked) header(nominated []string) http.Header {
 			h[name] = slices.Clone(values)
 		}
 	}
+	delete(h, "Connection")
 	rfc9111.RemoveConditions(h)
 	if a.m.opts.Compress {
 		delete(h, "Accept-Encoding")
@@ -270,10 +294,19 @@ func (a *asked) withholds(run *http.Request, names []string) bool {
 func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	r := a.Clone(context.WithValue(ctx, sharedKey{}, !a.credentialed))
 	// As it is in the key: how one client spells it is nothing for the others.
-	r.Method, r.Host = http.MethodGet, canonicalHost(scheme(a.Request), a.m.host(a.Host))
+	r.Method, r.Host = http.MethodGet, a.sharedHost()
 	r.Header = a.header(nominated)
 	r.URL.RawQuery, r.URL.ForceQuery = a.query, false
 	r.URL.Fragment, r.URL.RawFragment, r.URL.User = "", "", nil
+	if r.URL.Host != "" {
+		r.URL.Host = r.Host
+	}
+	if r.URL.Path == "" {
+		r.URL.Path = "/" // RFC 9110, 4.2.3
+	}
+	if r.URL.EscapedPath() != r.URL.RawPath {
+		r.URL.RawPath = ""
+	}
 	r.RequestURI = r.URL.RequestURI()
 	r.Body, r.GetBody, r.ContentLength = http.NoBody, nil, 0
 	r.Trailer, r.TransferEncoding, r.Close = nil, nil, false
@@ -285,9 +318,12 @@ func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	return r
 }
 
+// sharedHost is the host as it is in the key.
+func (a *asked) sharedHost() string { return canonicalHost(scheme(a.Request), a.m.host(a.Host)) }
+
 // varying is the request as far as Vary looks at it.
 func (a *asked) varying(nominated []string) *http.Request {
-	return &http.Request{Method: http.MethodGet, Header: a.header(nominated)}
+	return &http.Request{Method: http.MethodGet, Host: a.sharedHost(), Header: a.header(nominated)}
 }
 
 type sharedKey struct{}
@@ -315,7 +351,14 @@ func (m *Middleware) addVia(h http.Header, major, minor int) {
 }
 
 // bypasses reports whether a GET or HEAD is none of the cache's business: it has
-// a body, or wants another protocol.
+// a body, wants another protocol, or is for what has no URL that tells it apart.
 func bypasses(r *http.Request) bool {
-	return r.ContentLength != 0 || len(r.Header["Upgrade"]) > 0 || r.URL.Host != "" && r.URL.Opaque != ""
+	return r.ContentLength != 0 || len(r.Header["Upgrade"]) > 0 ||
+		r.URL.Opaque != "" || r.URL.Scheme != "" && r.URL.Scheme != scheme(r) || strings.ContainsAny(r.Host, "/?#@\\")
+}
+
+// hasPrecondition reports whether a request may be answered 412, which is the
+// origin's to say (RFC 9111, 4.3.2): a shared run isn't told of its condition.
+func hasPrecondition(h http.Header) bool {
+	return len(h["If-Match"]) > 0 || len(h["If-Unmodified-Since"]) > 0
 }

@@ -72,6 +72,7 @@ var (
 	errClientGone  = errors.New("middleware: the client has gone")
 	errRunTimedOut = errors.New("middleware: the run took longer than FetchTimeout")
 	errClosing     = errors.New("middleware: closed")
+	errOver        = errors.New("middleware: the handler has returned") // but something that it started goes on
 )
 
 // start starts the handler. ctx has the values for its context, and nothing else
@@ -159,7 +160,7 @@ func (r *run) WriteHeader(status int) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.status == 0 && !r.hijacked {
+	if r.status == 0 && !r.hijacked && !r.done {
 		r.commit(status)
 	}
 }
@@ -191,6 +192,8 @@ func (r *run) Write(p []byte) (int, error) {
 	switch {
 	case r.hijacked:
 		return 0, http.ErrHijacked
+	case r.done:
+		return 0, errOver
 	case r.status == 0:
 		r.commit(http.StatusOK)
 	}
@@ -245,10 +248,12 @@ func (r *run) Flush() { _ = r.FlushError() }
 func (r *run) FlushError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.hijacked {
+	switch {
+	case r.hijacked:
 		return http.ErrHijacked
-	}
-	if r.status == 0 {
+	case r.done:
+		return errOver
+	case r.status == 0:
 		r.commit(http.StatusOK)
 	}
 	r.flushDue = true
@@ -280,7 +285,7 @@ func (r *run) Hijack() (conn net.Conn, rw *bufio.ReadWriter, err error) {
 	err = r.call.control(r, func(c *http.ResponseController) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.status != 0 || r.hijacked {
+		if r.status != 0 || r.hijacked || r.done {
 			return errors.ErrUnsupported // the header may be on its way to others
 		}
 		if conn, rw, err = c.Hijack(); err != nil {

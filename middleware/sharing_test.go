@@ -151,6 +151,36 @@ func TestPitfall33NobodyGetsSomebodyElsesPage(t *testing.T) {
 	}
 }
 
+// pitfall 33: what has to be validated before each use is not for those who wait and
+// say who they are: a handler may tell them apart by that validation alone.
+func TestPitfall33WhatIsAlwaysValidatedIsNotSharedWithThoseWhoSayWhoTheyAre(t *testing.T) {
+	const users = 10
+	for _, cc := range []string{
+		"max-age=0, must-revalidate", "no-cache, must-revalidate", "public, no-cache", "public, max-age=0, must-revalidate", "s-maxage=0", "s-maxage=x",
+	} {
+		for _, header := range []string{"Cookie", "Authorization"} {
+			t.Run(cc+", "+header, func(t *testing.T) {
+				s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+					user := r.Header.Get(header)
+					w.Header().Set("Cache-Control", cc)
+					w.Header().Set("ETag", `"`+user+`"`)
+					time.Sleep(5 * time.Millisecond) // so that others wait
+					fmt.Fprint(w, user)
+				})
+				var wg sync.WaitGroup
+				for i := range users {
+					user := fmt.Sprint("u=", i)
+					wg.Go(func() {
+						s.is(s.do("/", header+": "+user), 200, user)
+						s.is(s.do("/", header+": "+user), 200, user)
+					})
+				}
+				wg.Wait()
+			})
+		}
+	}
+}
+
 func basic(user string) string {
 	r, _ := http.NewRequest("GET", "/", nil)
 	r.SetBasicAuth(user, "")
@@ -278,13 +308,33 @@ func TestPitfall35Vary(t *testing.T) {
 	}
 	s.ran(3)
 	s.hit(s.do("/", "Accept-Language: de"))
+	another := 0
 	eventually(t, "the index", func() bool {
 		before := s.runs.Load()
-		s.is(s.do("/", "Accept-Language: it"), 200, "it")
-		s.is(s.do("/", "Accept-Language: it"), 200, "it")
+		another++ // the one before may have been stored before the index was full
+		lang := fmt.Sprint("it-", another)
+		s.is(s.do("/", "Accept-Language: "+lang), 200, lang)
+		s.is(s.do("/", "Accept-Language: "+lang), 200, lang)
 		return s.runs.Load() == before+2 // one too many: not stored
 	})
 	s.hit(s.do("/", "Accept-Language: fr"))
+}
+
+// pitfall 35: variants that are stored at the same time are all counted.
+func TestPitfall35VariantsAreCountedOneByOne(t *testing.T) {
+	const max = 8
+	s := open(t, middleware.Options{MaxVariants: max}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		fmt.Fprint(w, r.Header.Get("Accept-Language"))
+	})
+	s.do("/") // the index
+	var wg sync.WaitGroup
+	for i := range max - 1 {
+		wg.Go(func() { s.do("/", fmt.Sprint("Accept-Language: l", i)) })
+	}
+	wg.Wait()
+	eventually(t, "all are counted", func() bool { return s.m.Variants(t.Context(), s.URL+"/") == max })
 }
 
 // pitfall 35: a request doesn't wait for a variant that isn't its own.
@@ -328,6 +378,18 @@ func TestVaryOnAHeaderThatWasWithheld(t *testing.T) {
 	s.ran(3)
 }
 
+// A page may vary on Host, though each host is a page of its own already.
+func TestVaryOnHost(t *testing.T) {
+	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60", "Vary: Host"))
+	s.is(s.do("/", "Host: a.example"), 200, "run 1")
+	for _, host := range []string{"a.example", "A.example:80"} {
+		g := s.do("/", "Host: "+host)
+		s.is(g, 200, "run 1")
+		s.hit(g)
+	}
+	s.is(s.do("/", "Host: b.example"), 200, "run 2")
+}
+
 // pitfall 36: what isn't part of the key doesn't reach a shared run.
 func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
 	report := func(w http.ResponseWriter, r *http.Request) {
@@ -341,6 +403,79 @@ func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
 	s.ran(1)
 	s.is(s.do("/?id=1", "X-Tenant: other"), 200, strings.Replace(want, `"t"`, `"other"`, 1))
 	s.is(s.do("/?id=2", "X-Tenant: t"), 200, strings.ReplaceAll(want, "id=1", "id=2"))
+}
+
+// pitfall 36: a client can't have what a request without a header is answered stored
+// for those that have it, by naming the header in Connection.
+func TestPitfall36WhatConnectionNamesIsNoPartOfTheRequest(t *testing.T) {
+	proxy := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		for name := range strings.SplitSeq(r.Header.Get("Connection"), ",") {
+			r.Header.Del(strings.TrimSpace(name)) // as a proxy does
+		}
+		fmt.Fprint(w, r.Header.Get("X-Tenant"), r.Header.Get("Accept-Language"))
+	}
+	for _, o := range []middleware.Options{
+		{},
+		{Forward: []string{middleware.AllHeaders}},
+		{Headers: []string{"X-Tenant"}},
+		{Key: func(r *http.Request) string { return r.Header.Get("X-Tenant") }, Forward: []string{middleware.AllHeaders}},
+	} {
+		s := open(t, o, proxy)
+		tenant := map[bool]string{true: "t"}[o.Headers != nil || o.Forward != nil]
+		for range 2 {
+			s.is(s.do("/", "Connection: x-tenant, Accept-Language", "X-Tenant: t", "Accept-Language: de"), 200, "")
+		}
+		s.is(s.do("/", "X-Tenant: t", "Accept-Language: de"), 200, tenant+"de")
+		s.is(s.do("/", "Connection: keep-alive", "X-Tenant: t", "Accept-Language: de"), 200, tenant+"de")
+	}
+}
+
+// pitfall 36: the many ways to write a request's target are the same to a shared
+// run, or have no part in one.
+func TestPitfall36SpellingsOfTheTargetDoNotReachSharedRuns(t *testing.T) {
+	echo := func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%q %q %q %q %q", r.URL.Opaque, r.URL.Path, r.URL.RawPath, r.Host, r.RequestURI)
+	}
+	for line, shared := range map[string]string{
+		"GET http://a.example HTTP/1.1":        "/",
+		"GET http://A.example:80? HTTP/1.1":    "/",
+		"GET http://b.example/ HTTP/1.1":       "/",
+		"GET http:evil HTTP/1.1":               "",
+		"GET http:///evil HTTP/1.1":            "",
+		"GET https://a.example/x HTTP/1.1":     "",
+		"GET ftp://a.example/x HTTP/1.1":       "",
+		"GET http://u:p@a.example/x HTTP/1.1":  "/x",
+		"GET http://a.example/x#evil HTTP/1.1": "",
+		"GET /x|y HTTP/1.1":                    "/x%7Cy",
+		"GET /x HTTP/1.0":                      "/x",
+	} {
+		s := open(t, middleware.Options{TTL: time.Minute, Host: "a.example"}, echo)
+		first := s.raw(line, "Host: a.example")
+		if first.err != nil {
+			t.Errorf("%s: %v", line, first.err)
+			continue
+		}
+		if shared == "" {
+			shared = "/x"
+			s.runs.Store(0)
+		}
+		again := s.raw("GET "+shared+" HTTP/1.1", "Host: a.example")
+		s.ran(1)
+		if want := fmt.Sprintf("%q %q %q %q %q", "", strings.ReplaceAll(shared, "%7C", "|"), "", "a.example", shared); again.body != want {
+			t.Errorf("%s: then %s for %s, want %s", line, again.body, shared, want)
+		}
+	}
+}
+
+// What the values of a header are is not to be taken for the next one's name.
+func TestHeadersOfTheKeyDoNotRunIntoEachOther(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, Headers: []string{"X-A", "X-B"}}, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.Header["X-A"], r.Header["X-B"])
+	})
+	s.is(s.do("/", "X-A: X-B", "X-A: x"), 200, "[X-B x] []")
+	s.is(s.do("/", "X-B: x", "X-B: X-B"), 200, "[] [x X-B]")
 }
 
 func TestHostIsTheSites(t *testing.T) {
@@ -398,6 +533,18 @@ func TestPitfall41UnsafeMethods(t *testing.T) {
 	s.ran(n0 + 10)
 }
 
+// pitfall 41: whatever scheme a client names, what is stored is what it changed.
+func TestPitfall41UnsafeMethodsOfAbsoluteForm(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute}, number())
+	for _, target := range []string{"http://a.example/", "https://a.example/", "http://a.example"} {
+		before := s.do("/", "Host: a.example").body
+		s.is(s.raw("DELETE "+target+" HTTP/1.1", "Host: a.example"), 200, "*")
+		if after := s.do("/", "Host: a.example").body; after == before {
+			t.Errorf("DELETE %s: still %s", target, after)
+		}
+	}
+}
+
 func TestPurge(t *testing.T) {
 	n := number()
 	for name, o := range map[string]middleware.Options{
@@ -436,6 +583,32 @@ func TestPurge(t *testing.T) {
 			t.Errorf("%q was purged", bad)
 		}
 	}
+}
+
+// A page that is purged while variants of it are being stored is had again by those
+// who ask meanwhile.
+func TestPurgeWhileVariantsAreStoredFailsNobody(t *testing.T) {
+	s := open(t, middleware.Options{MaxVariants: 1000}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		fmt.Fprint(w, r.Header.Get("Accept-Language"))
+	})
+	var asked atomic.Int32
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			for n := asked.Add(1); n < 1000; n = asked.Add(1) {
+				language := fmt.Sprint("l", n/2)
+				s.is(s.do("/", "Accept-Language: "+language), 200, language)
+				if n%10 == 0 {
+					if err := s.m.Purge(t.Context(), s.URL+"/"); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestOptionsAreChecked(t *testing.T) {

@@ -1,6 +1,7 @@
 package middleware
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -64,7 +65,7 @@ func (c *call) copyBody(w http.ResponseWriter, r *run) {
 		}
 		if flush {
 			if err := control.Flush(); err != nil && c.asked.Context().Err() != nil {
-				return
+				c.cutShort()
 			}
 		}
 		if done {
@@ -73,7 +74,7 @@ func (c *call) copyBody(w http.ResponseWriter, r *run) {
 		select {
 		case <-r.wake:
 		case <-gone:
-			return
+			c.cutShort()
 		}
 	}
 	if r.aborted {
@@ -87,7 +88,11 @@ func (c *call) copyBody(w http.ResponseWriter, r *run) {
 	}
 }
 
+// namesIn are the names that the lines of a field list; nil if there are no lines.
 func namesIn(lines []string) map[string]bool {
+	if len(lines) == 0 {
+		return nil
+	}
 	names := map[string]bool{}
 	for _, line := range lines {
 		for name := range strings.SplitSeq(line, ",") {
@@ -112,6 +117,14 @@ func (c *call) abort(r *run) {
 	if r.panicked != nil && r.panicked != http.ErrAbortHandler {
 		panic(fmt.Sprintf("%v [recovered by stampede/middleware]\n\n%s", r.panicked, r.stack))
 	}
+	panic(http.ErrAbortHandler)
+}
+
+// cutShort ends the client's connection when its request's context has ended. The
+// client has gone; or somebody further out gave the request so much time, and what
+// the client has must not look whole.
+func (c *call) cutShort() {
+	c.event.Err = context.Cause(c.asked.Context())
 	panic(http.ErrAbortHandler)
 }
 
@@ -157,11 +170,12 @@ func (c *call) inform(r *run, status int, h http.Header) {
 	replaceHeader(c.w.Header(), own)
 }
 
-// control lets a run's handler change its client's connection.
+// control lets a run's handler change its client's connection, unless the client is
+// being answered from elsewhere, and the run is a refresh in the background.
 func (c *call) control(r *run, do func(*http.ResponseController) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.left || c.run != r {
+	if c.left || c.run != r || c.answering && c.streaming != r {
 		return http.ErrNotSupported
 	}
 	return do(http.NewResponseController(c.w))

@@ -1,9 +1,11 @@
 package middleware_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -126,6 +128,26 @@ func (s *site) doCtx(ctx context.Context, what string, headers ...string) got {
 		req.Header.Add(name, value)
 	}
 	resp, err := s.client.Do(req)
+	if err != nil {
+		return got{err: err}
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return got{resp, string(body), err}
+}
+
+// raw sends a request line by line as it is, and Connection: close.
+func (s *site) raw(lines ...string) got {
+	s.Helper()
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, strings.Join(lines, "\r\n")+"\r\nConnection: close\r\n\r\n"); err != nil {
+		s.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		return got{err: err}
 	}

@@ -121,6 +121,9 @@ func TestTooManyTags(t *testing.T) {
 			t.Error(g.status())
 		}
 		s.is(s.do("/"), 200, "run 2")
+		if g := s.do("/"); !strings.Contains(g.status(), "fwd=bypass") {
+			t.Errorf("queues again: %s", g.status())
+		}
 	}
 	s := open(t, middleware.Options{TagHeaders: []string{"Cache-Tag"}}, saying(number(), "Cache-Control: max-age=60", "Cache-Tag: "+strings.Join(many[:16], ",")))
 	s.is(s.do("/"), 200, "run 1")

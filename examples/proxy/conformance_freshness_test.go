@@ -61,6 +61,9 @@ func TestConformanceFreshness(t *testing.T) {
 		twice("two Age lines, the first counts", origin, "Cache-Control: max-age=3600", "Age: 7200", "Age: 0"),
 		twice("Age that is a list", origin, "Cache-Control: max-age=3600", "Age: 7200, 0"),
 		twice("Age below zero", cached, "Cache-Control: max-age=3600", "Age: -7200"),
+		twice("Age with a fraction", cached, "Cache-Control: max-age=3600", "Age: 7200.0"),
+		twice("Age that is a list, the first counts", cached, "Cache-Control: max-age=3600", "Age: 0, 7200"),
+		twice("two Age lines, the first is young", cached, "Cache-Control: max-age=3600", "Age: 0", "Age: 7200"),
 		twice("Age that is no number", cached, "Cache-Control: max-age=3600", "Age: abc"),
 
 		twice("Expires in the future", cached, "Expires: "+at(time.Hour)),
@@ -79,6 +82,11 @@ func TestConformanceFreshness(t *testing.T) {
 		twice("Expires in another zone", origin, "Expires: Thu, 18 Aug 2050 02:01:18 AEST"),
 		twice("Expires in UTC by name", origin, "Expires: Thu, 18 Aug 2050 02:01:18 UTC"),
 		twice("Expires with a year of two digits", origin, "Expires: Thu, 18 Aug 50 02:01:18 GMT"),
+		twice("Expires with two spaces", origin, "Expires: Thu, 18  Aug  2050 02:01:18 GMT"),
+		twice("Expires with periods in the time", origin, "Expires: Thu, 18 Aug 2050 02.01.18 GMT"),
+		twice("Expires with the zone in other case", origin, "Expires: Thu, 18 Aug 2050 02:01:18 gMT"),
+		twice("max-age in the string of an extension, before the real one", origin, `Cache-Control: extension="max-age=3600", max-age=1`, "Age: 2"),
+		twice("max-age in the string of an extension, after the real one", origin, `Cache-Control: max-age=1, extension="max-age=3600"`, "Age: 2"),
 		twice("Expires in the far future", cached, "Expires: Fri, 31 Dec 9999 23:59:59 GMT"),
 		twice("two Expires, one of them past", origin, "Expires: "+at(time.Hour), "Expires: "+at(-time.Hour)),
 
@@ -115,6 +123,12 @@ func TestConformanceFreshness(t *testing.T) {
 		twice("CDN-Cache-Control in capitals is invalid", origin, "CDN-Cache-Control: MAX-AGE=3600", "Cache-Control: no-store"),
 		twice("a parameter in CDN-Cache-Control", cached, "CDN-Cache-Control: max-age=3600;foo=1", "Cache-Control: no-store"),
 		twice("CDN-Cache-Control with a string", origin, `CDN-Cache-Control: max-age="3600"`, "Cache-Control: no-store"),
+		twice("CDN-Cache-Control with white space before =", origin, "CDN-Cache-Control: max-age =100", "Cache-Control: no-store"),
+		twice("CDN-Cache-Control with white space after =", origin, "CDN-Cache-Control: max-age= 100", "Cache-Control: no-store"),
+		twice("CDN-Cache-Control of more than 2^31", cached, "CDN-Cache-Control: max-age=99999999999"),
+		twice("CDN-Cache-Control with an extension", cached, "CDN-Cache-Control: foobar, max-age=3600"),
+		twice("CDN-Cache-Control: no-cache", origin, "CDN-Cache-Control: no-cache", "Cache-Control: max-age=3600", "Expires: "+at(time.Hour)),
+		twice("CDN-Cache-Control with what is no type", origin, "CDN-Cache-Control: max-age=10000, &&&&&", "Cache-Control: no-store"),
 		twice("an empty CDN-Cache-Control", cached, "CDN-Cache-Control:", "Cache-Control: max-age=3600"),
 	})
 }

@@ -64,7 +64,13 @@ func TestConformanceMessages(t *testing.T) {
 	broken := func(name, text string) story {
 		return story{name, []step{{raw: text, want: either, wantStatus: 502}, {header: []string{hour}, want: either, until: "answer 2"}}}
 	}
+	untyped := []string{"Content-Type:"}
+	hinted := "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\n" + fresh + "Content-Length: 5\r\n\r\nwhole"
 	tell(t, []story{
+		{"what the upstream doesn't say isn't made up after 103", []step{
+			{raw: hinted, want: origin, wantBody: "whole", wantHeader: untyped},
+			{want: cached, wantBody: "whole", wantHeader: untyped},
+		}},
 		raw("HTTP/1.0, until the end of the connection", "HTTP/1.0 200 OK\r\n"+fresh+"\r\nwhole", cached, "whole"),
 		raw("HTTP/1.0 with a length", "HTTP/1.0 200 OK\r\n"+fresh+"Content-Length: 5\r\n\r\nwhole", cached, "whole"),
 		raw("HTTP/1.1, until the end of the connection", "HTTP/1.1 200 OK\r\n"+fresh+"Connection: close\r\n\r\nwhole", cached, "whole"),

@@ -136,7 +136,8 @@ func TestConformanceRequests(t *testing.T) {
 			{path: "?a=1&a=2", header: []string{fresh}, want: origin},
 			{path: "?a=2&a=1", header: []string{fresh}, want: origin},
 			{path: "?A=1", header: []string{fresh}, want: origin},
-			{path: "?a=1;a=2", header: []string{fresh}, want: origin},
+			{path: "?a=1;a=2", header: []string{fresh}, want: origin, wantURI: "?a=1;a=2"},
+			{path: "?a=%zz&b;", header: []string{fresh}, want: origin, wantURI: "?a=%zz&b;"},
 			{path: "", header: []string{fresh}, want: origin},
 			{path: "?", want: either},
 		}},
@@ -191,6 +192,18 @@ func TestConformanceRequests(t *testing.T) {
 		}})
 	}
 	stories = append(stories,
+		story{"a client names in Connection what a response varies on", []step{
+			{header: []string{fresh, "Vary: Foo"}, send: []string{"Foo: 1", "Connection: foo"}, want: origin, asked: []string{"Foo:"}},
+			{header: []string{fresh, "Vary: Foo"}, send: []string{"Foo: 1"}, want: origin, asked: []string{"Foo: 1"}},
+			{send: []string{"Foo: 1", "Connection: close, FOO"}, want: cached, wantBody: "answer 1"},
+		}},
+		story{"Max-Forwards", []step{
+			{method: "OPTIONS", send: []string{"Max-Forwards: 3"}, want: origin, asked: []string{"Max-Forwards: 2"}},
+			{method: "OPTIONS", send: []string{"Max-Forwards: 0"}, want: cached, wantStatus: 204},
+			{method: "TRACE", send: []string{"Max-Forwards: 0", "Cookie: a=b", "X-A: 1"}, want: either, wantHeader: []string{"Content-Type: message/http"}},
+			{method: "OPTIONS", send: []string{"Max-Forwards: many"}, want: origin, asked: []string{"Max-Forwards: many"}},
+			{send: []string{"Max-Forwards: 0"}, header: []string{fresh}, want: origin, asked: []string{"Max-Forwards: 0"}},
+		}},
 		story{"a response to POST isn't a page", []step{
 			{method: "POST", header: []string{fresh}, want: origin},
 			{header: []string{fresh}, want: origin},

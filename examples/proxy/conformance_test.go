@@ -44,6 +44,7 @@ type step struct {
 	wantHeader []string // "Name: value", or "Name:" for one that must not be there
 	until      string   // repeat until this is the body: what was sent may be stored a moment later
 	asked      []string // lines that the upstream must have been sent, as wantHeader
+	wantURI    string   // what the upstream must have been asked for; as path
 }
 
 // An outcome is who answered.
@@ -309,6 +310,9 @@ func run(t *testing.T, s *scripted, tr *http.Transport, url string, i int, st *s
 		where("the upstream wasn't asked")
 	} else if st.asked != nil {
 		checkLines(func(format string, args ...any) { where("asked: "+format, args...) }, last.Header, st.asked)
+	}
+	if st.wantURI != "" && (last == nil || !strings.HasSuffix(last.RequestURI, st.wantURI)) {
+		where("want %s asked for, not %v", st.wantURI, last)
 	}
 	if st.want == validated && last != nil && last.Header.Get("If-None-Match") == "" && last.Header.Get("If-Modified-Since") == "" {
 		where("asked without a condition: %v", last.Header)

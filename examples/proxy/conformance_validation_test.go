@@ -34,6 +34,10 @@ func TestConformanceConditions(t *testing.T) {
 		with("If-None-Match without quotes", etag, l(`If-None-Match: a`), 200),
 		with("If-None-Match of what has no quotes either", l(`ETag: a`), l(`If-None-Match: "a"`), 200),
 		with("If-None-Match with a small w", etag, l(`If-None-Match: w/"a"`), 200),
+		with("If-None-Match beyond ASCII", l("ETag: \"abcdef\xfc\""), l("If-None-Match: \"abcdef\xfc\""), 304, "ETag: \"abcdef\xfc\""),
+		with("If-None-Match of a weak one with a backslash", l(`ETag: W\"a"`), l(`If-None-Match: W\"a"`), 200),
+		with("If-None-Match of a weak one without a slash", l(`ETag: W"a"`), l(`If-None-Match: W"a"`), 200),
+		with("If-None-Match of the last of a list", etag, l(`If-None-Match: "x", "y", "a"`), 304),
 		with("an empty ETag", l(`ETag: ""`), l(`If-None-Match: ""`), 304),
 		with("If-None-Match, without ETag", nil, l(`If-None-Match: "a"`), 200),
 		with("If-Modified-Since", l("Last-Modified: "+modified), l("If-Modified-Since: "+modified), 304, "Last-Modified: "+modified),
@@ -59,6 +63,19 @@ func TestConformanceConditions(t *testing.T) {
 			{header: l(hour, staleNow, `ETag: W/"a"`), want: origin},
 			{status: 304, header: l(hour, `ETag: W/"a"`), want: validated, asked: l(`If-None-Match: W/"a"`)},
 			{want: cached},
+		}},
+		{"what a stored response varied on goes along with its validation", []step{
+			{header: l(hour, staleNow, `ETag: "a"`, "Vary: Abc"), send: l("Abc: 123"), want: origin},
+			{status: 304, header: l(hour, `ETag: "a"`, "Vary: Abc"), send: l("Abc: 123"), want: validated, asked: l("Abc: 123", `If-None-Match: "a"`)},
+		}},
+		{"a variant isn't validated by the ETag of another", []step{
+			{header: l(hour, `ETag: "a"`, "Vary: Abc"), send: l("Abc: 123"), want: origin},
+			{header: l(hour, `ETag: "b"`, "Vary: Abc"), send: l("Abc: 456"), want: origin, asked: l("If-None-Match:")},
+		}},
+		{"a precondition of what isn't stored is the upstream's", []step{
+			{send: l(`If-Match: "b"`), status: 412, want: origin, asked: l(`If-Match: "b"`)},
+			{send: l("If-Unmodified-Since: " + modified), status: 412, want: origin, asked: l("If-Unmodified-Since: " + modified)},
+			{header: l(hour, `ETag: "a"`), want: origin},
 		}},
 		{"no-cache is validated each time", []step{
 			{header: l("Cache-Control: no-cache", `ETag: "a"`), want: origin},

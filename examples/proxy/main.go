@@ -87,7 +87,7 @@ func serve(ctx context.Context, l net.Listener, c config) error {
 	}
 	defer m.Close()
 
-	server := &http.Server{Handler: m.Wrap(asSent(reverse(upstream))), ReadHeaderTimeout: 10 * time.Second, Protocols: new(http.Protocols)}
+	server := &http.Server{Handler: m.Wrap(hops(asSent(reverse(upstream)))), ReadHeaderTimeout: 10 * time.Second, Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan error, 1)
@@ -115,6 +115,7 @@ func reverse(upstream *url.URL) http.Handler {
 		Transport:     transport,
 		FlushInterval: -1, // at once
 		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // also what isn't a form
 			r.SetURL(upstream)
 			r.Out.Host = r.In.Host
 			r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]
@@ -126,11 +127,20 @@ func reverse(upstream *url.URL) http.Handler {
 // asSent keeps the server from guessing the type of a body for an upstream that
 // doesn't say it.
 func asSent(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header()["Content-Type"] = nil
-		next.ServeHTTP(w, r)
-	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { next.ServeHTTP(untyped{w}, r) })
 }
+
+type untyped struct{ http.ResponseWriter }
+
+func (w untyped) WriteHeader(status int) {
+	if h := w.Header(); status >= 200 && len(h["Content-Type"]) == 0 {
+		h["Content-Type"] = nil
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for [http.ResponseController].
+func (w untyped) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // open returns a store on Redis, or in memory without one.
 func open(redisURL string) (cache.Store, func(), error) {

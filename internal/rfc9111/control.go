@@ -93,11 +93,11 @@ func (d directive) limit(all *bool, fields *[]string) {
 // mayShareAuthorized reports whether the response to a request with
 // Authorization may be shared (RFC 9111, 3.5).
 func (c *ResponseControl) mayShareAuthorized() bool {
-	return c.MustRevalidate || c.saysShared()
+	return c.MustRevalidate || c.SaysShared()
 }
 
-// saysShared reports whether the response is said to be for everybody.
-func (c *ResponseControl) saysShared() bool {
+// SaysShared reports whether the response is said to be for everybody.
+func (c *ResponseControl) SaysShared() bool {
 	return c.Public || (c.SMaxAge.Set && !c.SMaxAge.Invalid)
 }
 

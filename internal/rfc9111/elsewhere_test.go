@@ -67,6 +67,7 @@ var elsewhere = []tested{
 	{rule{"9213 2.2", "a private cache obeys none unless told to"}, "TestTheMostSpecificTargetRules", kept},
 
 	{rule{"9111 3", "a transport keeps a private response for those who ask as the same"}, "middleware.TestTransportKeepsPrivateResponsesOnlyForThoseItKnows", kept},
+	{rule{"9111 3.5", "what must be validated before each use isn't shared among requests with credentials that wait"}, "middleware.TestPitfall33WhatIsAlwaysValidatedIsNotSharedWithThoseWhoSayWhoTheyAre", kept},
 	{rule{"9111 3.5", "a transport stores responses to requests with credentials for requests with the same"}, "middleware.TestTransportSharesOnlyWithTheSameCredentials", kept},
 	{rule{"9111 3.5", "a transport that is a shared cache goes by the rules of one"}, "middleware.TestTransportAsASharedCache", kept},
 	{rule{"9111 4.1", "variants that are stored stay when a response varies on more"}, "middleware.TestTransportKeepsVariantsWhenMoreIsVariedOn", kept},

@@ -80,7 +80,7 @@ func Store(req *http.Request, resp *Response, o Options) Decision {
 	if len(req.Header["Authorization"]) > 0 && !c.mayShareAuthorized() {
 		d.limit(restricted, ReasonAuthorization)
 	}
-	if setsCookie(resp.Header, *c, o) && !c.saysShared() {
+	if setsCookie(resp.Header, *c, o) && !c.SaysShared() {
 		d.limit(restricted, ReasonSetCookie)
 	}
 	if !d.useful(resp, o) {
