@@ -51,8 +51,7 @@ type child struct {
 	callers atomic.Uint64
 
 	leasesMu sync.Mutex
-	leases   map[string]bool     // tokens granted; true: taken over
-	starts   map[string][]string // tokens of the fetches that are about to start, by key
+	leases   map[string]bool // tokens granted; true: taken over
 
 	getsMu sync.Mutex
 	gets   map[uint64]*Get // under way
@@ -66,7 +65,7 @@ type child struct {
 func runChild(in io.Reader, out io.Writer) (code int) {
 	c := &child{
 		out: out, guards: map[string]*guard.Guard[string]{},
-		leases: map[string]bool{}, starts: map[string][]string{}, gets: map[uint64]*Get{},
+		leases: map[string]bool{}, gets: map[uint64]*Get{},
 	}
 	lines := bufio.NewReader(in)
 	for {
@@ -125,7 +124,7 @@ func (c *child) open() error {
 	for _, k := range kinds {
 		policy := withTimes(k.policy)
 		policy.Observer = c
-		if c.guards[k.name], err = guard.New[string](c.store, k.name, policy); err != nil {
+		if c.guards[k.name], err = guard.New[string](noting{c.store}, k.name, policy); err != nil {
 			return err
 		}
 	}
@@ -220,9 +219,6 @@ func (c *child) Observe(ev cache.Event) {
 		c.leasesMu.Lock()
 		c.leases[ev.Token.String()] = ev.Kind == cache.LeaseTakenOver
 		c.leasesMu.Unlock()
-	}
-	if ev.Kind == cache.FetchStarted {
-		c.starting(ev.Key, ev.Token)
 	}
 	if !told[ev.Kind] {
 		return
