@@ -82,7 +82,8 @@ func (p *plan) batch(rng *rand.Rand) {
 		p.policy.WaitTimeout += 13 * ms
 	}
 	if p.calm { // a fetch in parts outlasts what a lease for one fetch may
-		p.longest, p.policy.FetchTimeout, p.policy.Lease = 400*ms, 707*ms, 300*ms
+		p.keys, p.policy.MaxBatch = 4, 1
+		p.longest, p.policy.FetchTimeout, p.policy.Lease = 600*ms, 807*ms, 250*ms
 	} else { // pipelines are to be torn
 		p.loseRequest, p.loseAnswer = max(p.loseRequest, 20), max(p.loseAnswer, 50)
 	}
