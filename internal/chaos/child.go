@@ -39,8 +39,7 @@ type child struct {
 	callers atomic.Uint64
 
 	leasesMu sync.Mutex
-	leases   map[string]bool     // tokens granted; true: taken over
-	starts   map[string][]string // tokens of the fetches that are about to start, by key
+	leases   map[string]bool // tokens granted; true: taken over
 
 	getsMu sync.Mutex
 	gets   map[uint64]*Get // under way
@@ -57,7 +56,7 @@ func runChild(parent *spawn.Parent) error {
 	logging.Disable() // lost connections are what this is about
 	c := &child{
 		parent: parent, guards: map[string]*guard.Guard[string]{},
-		leases: map[string]bool{}, starts: map[string][]string{}, gets: map[uint64]*Get{},
+		leases: map[string]bool{}, gets: map[uint64]*Get{},
 	}
 	for {
 		var o order
@@ -110,7 +109,7 @@ func (c *child) open() error {
 	for _, k := range kinds {
 		policy := withTimes(k.policy)
 		policy.Observer = c
-		if c.guards[k.name], err = guard.New[string](c.store, k.name, policy); err != nil {
+		if c.guards[k.name], err = guard.New[string](noting{c.store}, k.name, policy); err != nil {
 			return err
 		}
 	}
@@ -195,9 +194,6 @@ func (c *child) Observe(ev cache.Event) {
 		c.leasesMu.Lock()
 		c.leases[ev.Token.String()] = ev.Kind == cache.LeaseTakenOver
 		c.leasesMu.Unlock()
-	}
-	if ev.Kind == cache.FetchStarted {
-		c.starting(ev.Key, ev.Token)
 	}
 	if !told[ev.Kind] {
 		return

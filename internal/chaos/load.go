@@ -131,7 +131,6 @@ func (g *Get) given(value string) {
 // fetch is what the guard calls.
 func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, took time.Duration, fill *guard.Fill[string]) (value string, err error) {
 	f := c.begin(key, fill.IdempotencyKey)
-	c.startedWith(key, f.Token, f.Leased)
 	returned := false
 	defer func() {
 		f.End, f.Err = now(), c.errorKind(err)

@@ -3,7 +3,7 @@ package chaos
 import (
 	"context"
 	"errors"
-	"slices"
+	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -19,11 +19,16 @@ func (c *child) getMany(k *kind, keys []string, timeout, took time.Duration) {
 		gs[i] = &Get{Key: key, Caller: c.callers.Add(1), Start: start, Deadline: start.Add(timeout), Many: true}
 		callers[key] = gs[i].Caller
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	granted := &grants{tokens: map[string]string{}}
+	ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), grantsKey{}, granted), timeout)
 	defer cancel()
 	c.enter(gs...)
 	values, err := c.guards[k.name].GetMany(ctx, keys, func(ctx context.Context, keys []string) (map[string]string, error) {
-		return c.fetchMany(ctx, k, keys, callers, took)
+		fs := make([]*Fetch, len(keys))
+		for i, key := range keys {
+			fs[i] = c.begin(key, granted.take(k.name+":"+key))
+		}
+		return c.fetchMany(ctx, k, fs, callers, took)
 	})
 	end := now()
 	c.leave(gs...)
@@ -45,11 +50,7 @@ func (c *child) getMany(k *kind, keys []string, timeout, took time.Duration) {
 
 // fetchMany is what the guard calls, for keys of one kind. To the checks it is a
 // fetch of each.
-func (c *child) fetchMany(ctx context.Context, k *kind, keys []string, callers map[string]uint64, took time.Duration) (_ map[string]string, err error) {
-	fs := make([]*Fetch, len(keys))
-	for i, key := range keys {
-		fs[i] = c.begin(key, c.startedFor(key))
-	}
+func (c *child) fetchMany(ctx context.Context, k *kind, fs []*Fetch, callers map[string]uint64, took time.Duration) (_ map[string]string, err error) {
 	returned := false
 	var part *guard.BatchError
 	defer func() {
@@ -77,7 +78,7 @@ func (c *child) fetchMany(ctx context.Context, k *kind, keys []string, callers m
 		returned = true
 		return nil, context.Cause(ctx)
 	}
-	values := make(map[string]string, len(keys))
+	values := make(map[string]string, len(fs))
 	errs := map[string]error{}
 	for _, f := range fs {
 		if k.name == kindFailing {
@@ -95,49 +96,52 @@ func (c *child) fetchMany(ctx context.Context, k *kind, keys []string, callers m
 	return values, nil
 }
 
-// A fetch of many isn't told under which leases it runs. The guard's events are,
-// just before.
-
-// starting notes a fetch that the guard is about to start.
-func (c *child) starting(key string, t cache.Token) {
-	token := "" // none
-	if !t.IsZero() {
-		token = t.String()
-	}
-	c.leasesMu.Lock()
-	defer c.leasesMu.Unlock()
-	c.starts[key] = append(c.starts[key], token)
+// grants are the tokens of the leases that one call of GetMany was last granted,
+// by the store's name of the key: its fetch isn't told under which it runs.
+type grants struct {
+	mu     sync.Mutex
+	tokens map[string]string
 }
 
-// startedFor is the token of the fetch of the key that was to start first; empty:
-// it has no lease.
-func (c *child) startedFor(key string) string {
-	c.leasesMu.Lock()
-	defer c.leasesMu.Unlock()
-	all := c.starts[key]
-	if len(all) == 0 {
-		return ""
-	}
-	c.drop(key, 0)
-	return all[0]
-}
+type grantsKey struct{}
 
-// startedWith takes out a fetch that is told its token.
-func (c *child) startedWith(key, token string, leased bool) {
-	if !leased {
-		token = ""
+func (g *grants) note(name string, a cache.Answer, err error) {
+	if g == nil {
+		return
 	}
-	c.leasesMu.Lock()
-	defer c.leasesMu.Unlock()
-	if i := slices.Index(c.starts[key], token); i >= 0 {
-		c.drop(key, i)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.tokens, name)
+	if err == nil && a.Verdict == cache.Granted {
+		g.tokens[name] = a.Lease.Token.String()
 	}
 }
 
-func (c *child) drop(key string, i int) {
-	if left := slices.Concat(c.starts[key][:i], c.starts[key][i+1:]); len(left) > 0 {
-		c.starts[key] = left
-	} else {
-		delete(c.starts, key)
+// take is the token under which a fetch starts now, empty if it has no lease.
+func (g *grants) take(name string) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t := g.tokens[name]
+	delete(g.tokens, name)
+	return t
+}
+
+// A noting store tells the calls of GetMany what they are granted: the context
+// of what a guard does for a call has that call's values.
+type noting struct{ cache.Store }
+
+func (s noting) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
+	a, err := s.Store.Acquire(ctx, key, ask)
+	g, _ := ctx.Value(grantsKey{}).(*grants)
+	g.note(key, a, err)
+	return a, err
+}
+
+func (s noting) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
+	all := s.Store.AcquireMany(ctx, requests)
+	g, _ := ctx.Value(grantsKey{}).(*grants)
+	for i, a := range all {
+		g.note(requests[i].Key, a.Answer, a.Err)
 	}
+	return all
 }

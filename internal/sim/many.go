@@ -100,7 +100,7 @@ func (o *op) fetchesOf(ctx context.Context, keys []string) []*fetch {
 		}
 		f.name, f.ctx, f.op, f.key, f.finish = names[i], ctx, o, key, make(chan struct{})
 		f.start, f.began = w.step(), time.Now()
-		f.token = w.leaseToken(o.p.startedFor(key))
+		f.token = w.leaseToken(o.lease(key))
 		f.ending = first.whole
 		switch {
 		case first.whole == panics || first.whole == panicsError || first.whole == exits:
@@ -207,38 +207,31 @@ func (b *book) gaveNothing(w *world, o *op, key string) {
 	b.since(w, o, []string{key}, from, "nothing, as a fetch said that started")
 }
 
-// Observe notes under which lease a fetch is about to start: GetMany's isn't
-// told.
-func (p *process) Observe(ev guard.Event) {
-	if ev.Kind != cache.FetchStarted {
+// answered notes what lease the op's last ask for a key was granted: GetMany's
+// fetch isn't told under which it runs.
+func (o *op) answered(name string, a cache.Answer, err error) {
+	if o == nil {
 		return
 	}
-	p.w.mu.Lock()
-	defer p.w.mu.Unlock()
-	if p.starting == nil {
-		p.starting = map[string][]cache.Token{}
+	key := strings.TrimPrefix(name, guardName+":")
+	o.w.mu.Lock()
+	defer o.w.mu.Unlock()
+	delete(o.leases, key)
+	if err != nil || a.Verdict != cache.Granted {
+		return
 	}
-	p.starting[ev.Key] = append(p.starting[ev.Key], ev.Token)
+	if o.leases == nil {
+		o.leases = map[string]cache.Token{}
+	}
+	o.leases[key] = a.Lease.Token
 }
 
-// startedFor is the token under which the fetch of the key starts that does now,
-// zero if it has none. Nothing can have happened since the guard reported it.
-func (p *process) startedFor(key string) cache.Token {
-	p.w.mu.Lock()
-	defer p.w.mu.Unlock()
-	all := p.starting[key]
-	if len(all) == 0 {
-		return cache.Token{}
-	}
-	p.starting[key] = all[1:]
-	return all[0]
-}
-
-// started is startedFor where the token is known.
-func (p *process) started(key string, t cache.Token) {
-	p.w.mu.Lock()
-	defer p.w.mu.Unlock()
-	if i := slices.Index(p.starting[key], t); i >= 0 {
-		p.starting[key] = slices.Delete(p.starting[key], i, i+1)
-	}
+// lease is the token of the lease under which the op's fetch of the key starts
+// now, zero if there is none. A lease is for one fetch.
+func (o *op) lease(key string) cache.Token {
+	o.w.mu.Lock()
+	defer o.w.mu.Unlock()
+	t := o.leases[key]
+	delete(o.leases, key)
+	return t
 }

@@ -86,6 +86,7 @@ var mutants = []mutant{
 	many("a batch stores what was refused", func(s cache.Store) cache.Store { return insistentMany{s} }, false, "P2"),
 	many("a batch stores what was refused, seen from outside", func(s cache.Store) cache.Store { return insistentMany{s} }, true, "P3"),
 	many("a batch takes its stamp after its fetch", func(s cache.Store) cache.Store { return stamping{s} }, true, "P3"),
+	many("leases of a fetch in parts last for one part", func(s cache.Store) cache.Store { return short{s} }, false, "calm"),
 	many("a pipeline's late grants are nobody's", func(s cache.Store) cache.Store { return hurried{s} }, false, "leak"),
 	many("a pipeline's answers are given to each other's keys", func(s cache.Store) cache.Store { return mixing{s} }, true, "value"),
 }
@@ -242,6 +243,18 @@ func (s stamping) ReturnMany(ctx context.Context, returns []cache.Return) []cach
 		}
 	}
 	return s.Store.ReturnMany(ctx, returns)
+}
+
+// short has no lease renewed for longer than one call of the fetch may take where
+// nothing goes wrong.
+type short struct{ cache.Store }
+
+func (s short) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
+	requests = slices.Clone(requests)
+	for i := range requests {
+		requests[i].Ask.RenewFor = min(requests[i].Ask.RenewFor, 807*time.Millisecond)
+	}
+	return s.Store.AcquireMany(ctx, requests)
 }
 
 // hurried gives a pipeline up before the store does, and its grants with it.

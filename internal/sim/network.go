@@ -209,7 +209,7 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 		n: n, cmds: slices.Clone(cmds),
 		request: make(chan verdict), answer: make(chan verdict),
 	}
-	c.op, _ = ctx.Value(opKey{}).(*op)
+	c.op = caller(ctx)
 	var labels []string
 	for i, cmd := range cmds {
 		m := &command{c: c, place: i}

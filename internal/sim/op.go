@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 )
 
@@ -61,7 +62,10 @@ type op struct {
 	returned, forgotten, judged bool
 	carriedOut                  int // step at which Redis carried the change out; 0: it hasn't
 	fetches                     int
-	tries                       map[string]int // fetches by key, of getMany; guarded by world.mu
+
+	// By key, of getMany; guarded by world.mu.
+	tries  map[string]int         // fetches
+	leases map[string]cache.Token // granted for the next fetch
 }
 
 type opKey struct{}
@@ -247,7 +251,6 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 	}
 	f.private = f.ending == value && o.rng.IntN(100) < w.plan.private
 	f.token = w.leaseOf(fl.IdempotencyKey)
-	o.p.started(f.key, tokenOf(f.token))
 	w.begin(f)
 	defer w.finished(f)
 	if err := f.wait(); err != nil {

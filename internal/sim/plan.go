@@ -81,7 +81,10 @@ func (p *plan) batch(rng *rand.Rand) {
 	if p.policy.WaitTimeout > 0 {
 		p.policy.WaitTimeout += 13 * ms
 	}
-	if !p.calm { // pipelines are to be torn
+	if p.calm { // a fetch in parts outlasts what a lease for one fetch may
+		p.keys, p.policy.MaxBatch = 4, 1
+		p.longest, p.policy.FetchTimeout, p.policy.Lease = 600*ms, 807*ms, 250*ms
+	} else { // pipelines are to be torn
 		p.loseRequest, p.loseAnswer = max(p.loseRequest, 20), max(p.loseAnswer, 50)
 	}
 	p.description += fmt.Sprintf("; several of %d keys at once, fetched by %d", p.keys, p.policy.MaxBatch)

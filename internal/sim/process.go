@@ -27,8 +27,7 @@ type process struct {
 	guard *guard.Guard[string]
 	name  string // 8 bytes
 
-	sharing                           // a mutant
-	starting map[string][]cache.Token // fetches the guard has reported, by key; guarded by world.mu
+	sharing // a mutant
 
 	frozen  bool
 	crashed bool
@@ -70,9 +69,7 @@ func (w *world) newProcess() *process {
 	if w.cfg.Wrap != nil {
 		store = w.cfg.Wrap(store)
 	}
-	policy := w.plan.policy
-	policy.Observer = p
-	p.guard, err = guard.New[string](steady{store, w.plan.poll, w.plan.many}, guardName, policy)
+	p.guard, err = guard.New[string](steady{store, w.plan.poll, w.plan.many}, guardName, w.plan.policy)
 	if err != nil {
 		w.t.Fatal(err)
 	}

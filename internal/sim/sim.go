@@ -141,7 +141,10 @@ func (w *world) fault(name string) { w.faults[name]++ }
 
 func (w *world) leaseOf(idempotencyKey string) string {
 	b, _ := hex.DecodeString(idempotencyKey)
-	return w.leaseToken(tokenOf(string(b)))
+	if len(b) != cache.TokenSize {
+		return ""
+	}
+	return w.leaseToken(cache.Token(b))
 }
 
 // leaseToken is a token as a string, empty if none of the fleet has drawn it:
@@ -153,13 +156,6 @@ func (w *world) leaseToken(t cache.Token) string {
 		return ""
 	}
 	return string(t[:])
-}
-
-func tokenOf(s string) (t cache.Token) {
-	if len(s) == cache.TokenSize {
-		copy(t[:], s)
-	}
-	return t
 }
 
 func without[T comparable](s []T, v T) []T {

@@ -8,7 +8,8 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 )
 
-// steady keeps out of a guard what can't be seeded. It bounds the time until a
+// steady lies between a guard and its store. It notes what leases are granted,
+// and keeps out of the guard what can't be seeded. It bounds the time until a
 // waiter's next look, which would otherwise be jittered. And where callers ask
 // for several keys, and so what several flights wait for runs out at the same
 // instant, it lets them go on one after the other: a few nanoseconds apart.
@@ -33,6 +34,7 @@ func (s steady) ReadMany(ctx context.Context, keys []string) []cache.ReadResult 
 func (s steady) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
 	a, err := s.Store.Acquire(ctx, key, ask)
 	s.bound(&a)
+	caller(ctx).answered(key, a, err)
 	s.apart(ctx, key, err)
 	return a, err
 }
@@ -41,6 +43,7 @@ func (s steady) AcquireMany(ctx context.Context, requests []cache.Request) []cac
 	all := s.Store.AcquireMany(ctx, requests)
 	for i := range all {
 		s.bound(&all[i].Answer)
+		caller(ctx).answered(requests[i].Key, all[i].Answer, all[i].Err)
 	}
 	s.apart(ctx, requests[0].Key, all[0].Err)
 	return all
@@ -52,10 +55,16 @@ func (s steady) bound(a *cache.Answer) {
 	}
 }
 
+// caller is the op whose call, or whose flight, the context is of; nil: none.
+func caller(ctx context.Context) *op {
+	o, _ := ctx.Value(opKey{}).(*op)
+	return o
+}
+
 // apart waits for a time of the caller's and the key's own, if there was an
 // error: no answer within a time, most likely.
 func (s steady) apart(ctx context.Context, key string, err error) {
-	o, _ := ctx.Value(opKey{}).(*op)
+	o := caller(ctx)
 	if !s.many || o == nil || err == nil || ctx.Err() != nil {
 		return
 	}
