@@ -1,0 +1,85 @@
+package guard
+
+import (
+	"context"
+	"errors"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// withoutStore is what the members come to whose read or acquire got no answer:
+// one fetch of all of them, which takes one slot, if they may.
+func (b *batch) withoutStore(away []*member) {
+	var open []*member
+	for _, m := range away {
+		switch {
+		case errors.Is(m.err, cache.ErrClosed):
+			m.answer(&outcome{err: ErrClosed, moment: always})
+		case m.refusesWithout():
+			m.answer(&outcome{err: unavailable(m.err), moment: always})
+		default:
+			open = append(open, m)
+		}
+	}
+	if len(open) == 0 {
+		return
+	}
+	// By itself: the slot may have to be waited for, and leases are held.
+	for _, m := range open {
+		m.away = true
+	}
+	b.fs.wg.Go(func() { b.carefully(true, func() { b.fetchUnguarded(open) }) })
+}
+
+// fetchUnguarded is unguardedFetch for many.
+func (b *batch) fetchUnguarded(open []*member) {
+	if b.ctx.Value(slotKey{}) != b.engine {
+		select {
+		case b.unguarded <- struct{}{}:
+			defer func() { <-b.unguarded }()
+		case <-b.ctx.Done():
+			for _, m := range open {
+				m.answer(&outcome{err: ErrClosed, moment: always})
+			}
+			return
+		}
+	}
+	for _, m := range open {
+		m.observe(Event{Kind: cache.Unguarded, Key: m.call.key, Err: m.err})
+	}
+	b.fetchHere(open, UnguardedFetch)
+}
+
+// fetchHere is that of a pursuit, for many.
+func (b *batch) fetchHere(members []*member, source Source) {
+	ctx := b.ctx
+	if source == UnguardedFetch {
+		ctx = context.WithValue(ctx, slotKey{}, b.engine)
+	}
+	turns := map[string]int{}
+	for i, m := range members {
+		turns[m.call.key] = i / b.policy.MaxBatch
+	}
+	for turn := 0; len(members) > 0; turn++ {
+		now := members[:min(len(members), b.policy.MaxBatch)]
+		members = members[len(now):]
+		var paid fill
+		if err := b.affordMany(ctx, now[0].call.key, b.spending(now), &paid, nil, func() bool { return b.deserted(now) }); err != nil {
+			for _, m := range now {
+				m.answer(m.unaffordable(nil, err))
+			}
+			continue
+		}
+		evs := make([]Event, len(now))
+		starts := make([]uint64, len(now))
+		for i, m := range now {
+			evs[i] = Event{Key: m.call.key, Attempt: 1}
+			starts[i] = m.fs.fetching(m.f, m.tick)
+		}
+		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, paid, nil)
+		for i, m := range now {
+			m.withStale(&rs[i])
+			m.answer(m.fetchedHere(rs[i], &rs[i].fill, starts[i], source))
+		}
+	}
+}

@@ -1,0 +1,320 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// pursue is engine.pursue for many: it goes round, with those that have to, until
+// there is an outcome for each.
+func (m *many) pursue(all []*wanted) []*wanted {
+	if len(all) == 0 {
+		return nil
+	}
+	m.waited, m.soft = newPatience(m.policy.WaitTimeout), newPatience(m.policy.SoftTimeout)
+	defer m.waited.stop()
+	defer m.soft.stop()
+	if m.policy.SoftTimeout == 0 {
+		m.soft.stop()
+	}
+	for left, round := all, 0; len(left) > 0; round++ {
+		if round > 0 {
+			m.readAgain(left)
+		}
+		left = m.goRound(left)
+	}
+	m.mask(all)
+	m.insteadOfWaiting(all)
+	m.settle(all)
+	return all
+}
+
+// readAgain reads what has to go round.
+func (m *many) readAgain(left []*wanted) {
+	m.readUnread(left)
+	for _, w := range left {
+		m.judgeRead(w)
+	}
+}
+
+// readUnread reads for all of them, whatever was read before.
+func (m *many) readUnread(ws []*wanted) {
+	if len(ws) == 0 {
+		return
+	}
+	keys := make([]string, len(ws))
+	for i, w := range ws {
+		keys[i] = w.key
+	}
+	at := time.Now()
+	for i, res := range m.store.ReadMany(m.ctx, m.storeKeys(keys)) {
+		ws[i].rd = read{res.Reading, res.Err, at}
+	}
+}
+
+// goRound brings all keys on by one round, and returns those that need another.
+func (m *many) goRound(ws []*wanted) (left []*wanted) {
+	if ws := m.notWithin(which(ws, fetch)); len(ws) > 0 {
+		if m.num == 0 {
+			m.num = m.tick()
+		}
+		m.share(&m.flights, ws, m.num, m.waited, m.soft)
+	}
+	m.shareLocally(which(ws, fetchLocal))
+	m.alone(which(ws, fetchAlone))
+	return which(ws, fetch)
+}
+
+// which are those that are to do something.
+func which(ws []*wanted, then action) (some []*wanted) {
+	for _, w := range ws {
+		if w.o.then == then {
+			some = append(some, w)
+		}
+	}
+	return some
+}
+
+// notWithin sets the outcome of those that a fetch asks for which is under way in
+// them, and returns the others.
+func (m *many) notWithin(ws []*wanted) (others []*wanted) {
+	for _, w := range ws {
+		if within(m.ctx, m.engine, w.key) {
+			w.o = &outcome{err: m.reentrant(w.key)}
+		} else {
+			others = append(others, w)
+		}
+	}
+	return others
+}
+
+// share waits for the flights of the keys among fs, as the first caller of those
+// that have none: of those it makes a batch.
+func (m *many) share(fs *flights, ws []*wanted, num uint64, waited, soft *patience) {
+	b := m.newBatch(fs, m.ctx, m.fetch)
+	for _, w := range ws {
+		w.f, w.result, w.m = b.join(w.call, num, w.rd)
+	}
+	b.start()
+	for i, w := range ws {
+		if w.f == nil {
+			w.o = &outcome{err: ErrClosed}
+			continue
+		}
+		w.o = m.await(fs, w, ws[i:], num, waited, soft)
+		fs.leave(w.f, num)
+	}
+}
+
+// await waits for one flight, ws being those that are still waited for. The
+// others are as good as waited for meanwhile: all are needed in the end.
+func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, soft *patience) *outcome {
+	superseded := w.f.superseded
+	for {
+		select {
+		case res := <-w.result:
+			return res.Val.(*outcome).forCaller(num, w.m != nil)
+		default:
+		}
+		if m.softOver && fs == &m.flights && !w.low {
+			w.low = true
+			if o := m.engine.mask(w.call, &outcome{err: errSoftTimeout}, w.rd); o.err == nil {
+				return o
+			}
+		}
+		overdue := m.waitOver && !m.ownFetch(fs, w)
+		if overdue {
+			return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, m.policy.WaitTimeout, m.about(w.key))}
+		}
+		select {
+		case res := <-w.result:
+			return res.Val.(*outcome).forCaller(num, w.m != nil)
+		case <-superseded:
+			if !fs.servesLate(w.f, num) {
+				return goRound()
+			}
+			superseded = nil
+		case <-m.ctx.Done():
+			return &outcome{err: context.Cause(m.ctx)}
+		case <-soft.over():
+			soft.stop()
+			m.softOver = true
+			m.readUnread(unread(ws))
+		case <-waited.over():
+			waited.stop()
+			m.waitOver = true
+		}
+	}
+}
+
+// ownFetch reports whether the call waits for its own fetch, which has a bound of
+// its own, or is about to.
+func (m *many) ownFetch(fs *flights, w *wanted) bool {
+	return w.m != nil && (w.m.won.Load() || fs.leading(w.f))
+}
+
+// unread are those that were not read.
+func unread(ws []*wanted) (some []*wanted) {
+	for _, w := range ws {
+		if w.rd.reading == nil && w.rd.err == nil {
+			some = append(some, w)
+		}
+	}
+	return some
+}
+
+// shareLocally is engine.shareLocally for many.
+func (m *many) shareLocally(ws []*wanted) {
+	ws = m.notWithin(ws)
+	for num := m.tick(); len(ws) > 0; ws = which(ws, fetch) {
+		m.share(&m.locals, ws, num, m.waited, &patience{off: true})
+	}
+}
+
+// alone fetches for this call alone, on its own context, what may not be shared.
+func (m *many) alone(ws []*wanted) {
+	m.forOneself(m.notWithin(ws), Fetched)
+}
+
+// spending is that of a fetch for this call alone.
+func (m *many) spending() Spending {
+	return Spending{
+		Cost: m.policy.Cost, Priority: m.policy.Priority, MaxWait: withinDeadline(m.policy.MaxBudgetWait, m.ctx),
+	}
+}
+
+// forOneself is engine.forOneself for many.
+func (m *many) forOneself(ws []*wanted, source Source) {
+	turns := map[string]int{}
+	for i, w := range ws {
+		turns[w.key] = i / m.policy.MaxBatch
+	}
+	for turn := 0; len(ws) > 0; turn++ {
+		some := ws[:min(len(ws), m.policy.MaxBatch)]
+		ws = ws[len(some):]
+		evs := make([]Event, len(some))
+		for i, w := range some {
+			evs[i] = Event{Key: w.key, Attempt: 1}
+		}
+		var paid fill
+		var rs []fetched
+		if err := m.affordMany(m.ctx, some[0].key, m.spending(), &paid, m.engine.ctx.Done(), nil); err != nil {
+			rs = all(len(some), fetched{err: err})
+		} else {
+			rs = m.runFetchMany(m.ctx, m.fetch, &fetchKeys{turns, turn}, evs, paid, m.engine.ctx.Done())
+		}
+		for i, r := range rs {
+			o := &outcome{value: r.value, err: r.err, source: source}
+			if r.err != nil {
+				if ended := m.endedFor(m.ctx, nil); ended != nil {
+					o = ended
+				}
+			}
+			some[i].o = o
+		}
+	}
+}
+
+// mask serves stale values instead of errors, where the policy says so.
+func (m *many) mask(all []*wanted) {
+	if m.policy.StaleIfError == 0 || m.ctx.Err() != nil {
+		return
+	}
+	var failed []*wanted
+	for _, w := range all {
+		if w.o.err != nil && m.maskable(w.o.err) {
+			failed = append(failed, w)
+		}
+	}
+	m.readUnread(unread(failed))
+	for _, w := range failed {
+		w.o = m.engine.mask(w.call, w.o, w.rd)
+	}
+}
+
+// insteadOfWaiting is StaleOrFetch's fetch, for all keys in one slot.
+func (m *many) insteadOfWaiting(all []*wanted) {
+	if m.policy.OnWaitTimeout != StaleOrFetch {
+		return
+	}
+	var late []*wanted
+	for _, w := range all {
+		if errors.Is(w.o.err, ErrWaitTimeout) {
+			late = append(late, w)
+		}
+	}
+	if len(late) == 0 {
+		return
+	}
+	var ended *outcome
+	select {
+	case m.unguarded <- struct{}{}:
+		defer func() { <-m.unguarded }()
+	case <-m.ctx.Done():
+		ended = &outcome{err: context.Cause(m.ctx)}
+	case <-m.engine.ctx.Done():
+		ended = &outcome{err: ErrClosed}
+	}
+	for _, w := range late {
+		if ended != nil {
+			w.o = ended
+		} else {
+			m.observe(Event{Kind: cache.Unguarded, Key: w.key, Err: w.o.err})
+		}
+	}
+	if ended == nil {
+		m.forOneself(late, UnguardedFetch)
+	}
+}
+
+// settle counts, starts the refreshes, and keeps values in the near cache.
+func (m *many) settle(all []*wanted) {
+	var stale []*wanted
+	ended := m.ctx.Err() != nil
+	for _, w := range all {
+		o := w.o
+		m.counters.served(o, ended)
+		if o.refresh != nil {
+			stale = append(stale, w)
+		}
+		if m.near != nil && o.err == nil && o.stored && o.source != Stale {
+			m.near.put(w.key, w.t, o.value, o.entry, dueAt(&o.entry.Entry, m.policy.Beta))
+		}
+	}
+	m.refresh(stale)
+}
+
+// refresh is engine.refresh for many: one batch in the background.
+func (m *many) refresh(stale []*wanted) {
+	if m.policy.Budget != nil && m.policy.Budget.Exhausted(Background) {
+		return
+	}
+	var b *batch
+	var joined []*flight
+	for _, w := range stale {
+		if m.refreshes.has(w.key) {
+			continue
+		}
+		if b == nil {
+			b = m.newBatch(&m.refreshes, m.ctx, m.fetch)
+		}
+		f, _, first := b.join(w.call, 0, read{reading: w.o.refresh})
+		if first != nil {
+			m.counters.refreshes.Add(1)
+		}
+		if f != nil {
+			joined = append(joined, f)
+		}
+	}
+	if b == nil {
+		return
+	}
+	b.start()
+	for _, f := range joined {
+		m.refreshes.leave(f, 0)
+	}
+}
