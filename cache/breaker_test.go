@@ -27,8 +27,14 @@ func (p *pause) begin(d time.Duration) { p.until.Store(time.Now().Add(d).UnixNan
 func (p *pause) slow(d time.Duration) { p.each.Store(int64(d)) }
 
 func (p *pause) wait(ctx context.Context) error {
+	d := max(time.Until(time.Unix(0, p.until.Load())), time.Duration(p.each.Load()))
+	if d <= 0 {
+		// Not with a timer: several goroutines of a bubble that find their timers due
+		// already crash Go 1.26's race detector now and then.
+		return ctx.Err()
+	}
 	select {
-	case <-time.After(max(time.Until(time.Unix(0, p.until.Load())), time.Duration(p.each.Load()))):
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
