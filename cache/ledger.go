@@ -24,7 +24,8 @@ type ledger struct {
 	mu     sync.Mutex
 	tokens map[Token]*record
 	byKey  map[string]*record // the one held, for each key
-	wake   chan struct{}      // a lease was added that may be due first
+	next   time.Time          // when it is looked for what is due
+	wake   chan struct{}      // a lease was added that is due before
 }
 
 type record struct {
@@ -77,9 +78,12 @@ func (l *ledger) grant(lease *Lease, sent time.Time, renewFor time.Duration) boo
 		l.loseRecord(old)
 	}
 	l.byKey[lease.Key] = r
-	select {
-	case l.wake <- struct{}{}:
-	default:
+	if r.due.Before(l.next) {
+		l.next = r.due
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
 	}
 	return true
 }
@@ -227,6 +231,7 @@ func (l *ledger) due(now time.Time, slack time.Duration) (batch []renewal, next 
 			next = min(next, r.due.Sub(now))
 		}
 	}
+	l.next = now.Add(next)
 	return batch, next
 }
 

@@ -31,8 +31,9 @@ const (
 	// orderSenders batches of orders may be under way at once, besides full ones:
 	// a lost packet holds up half of what a process has to say.
 	orderSenders = 2
-	// maxOrders and maxOrderBytes go in one batch.
-	maxOrders     = 256
+	// maxOrders and maxOrderBytes go in one batch: enough to share what a round trip
+	// costs, and few enough that Redis has the next while the callers of one go on.
+	maxOrders     = 16
 	maxOrderBytes = 256 << 10
 	// alone is from how many bytes on an order goes by itself, so that it holds up
 	// none.

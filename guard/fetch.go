@@ -32,7 +32,7 @@ type fetched struct {
 // returns at FetchTimeout, whether the fetch heeds its context or not, when ctx
 // ends, or when unwanted is closed. lost is called when the lease is lost.
 func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lease, lost func(), unwanted <-chan struct{}) fetched {
-	timeout := fmt.Errorf("%w: %s took longer than %v", ErrFetchTimeout, e.about(c.key), e.policy.FetchTimeout)
+	timeout := &timedOut{e, c.key}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	defer cancel()
 	var leaseLost <-chan struct{}
@@ -65,7 +65,7 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 		}
 	}
 	r.took = time.Since(start)
-	if errors.Is(r.err, context.DeadlineExceeded) && context.Cause(ctx) == timeout {
+	if errors.Is(r.err, context.DeadlineExceeded) && context.Cause(ctx) == error(timeout) {
 		r.err = timeout // the fetch heeded its context
 	}
 	ev.Duration, ev.Err = r.took, r.err
@@ -76,6 +76,20 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 	}
 	return r
 }
+
+// timedOut is why a fetch was ended at FetchTimeout. Hardly any is, so that its
+// words are not put together before.
+type timedOut struct {
+	e   *engine
+	key string
+}
+
+func (t *timedOut) Error() string {
+	return fmt.Sprintf("%v: %s took longer than %v", ErrFetchTimeout, t.e.about(t.key), t.e.policy.FetchTimeout)
+}
+
+// Unwrap is for [errors.Is].
+func (t *timedOut) Unwrap() error { return ErrFetchTimeout }
 
 // callFetch calls the user's fetch and packs its value, and answers on done
 // whatever becomes of it.
