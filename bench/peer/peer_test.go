@@ -37,6 +37,11 @@ func TestEachSystemFillsHitsAndDeletes(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := c.Get(t.Context(), "k", fetch("third"))
+			// Redis tells rueidis's client-side cache of the deletion, a moment later.
+			for end := time.Now().Add(5 * time.Second); s.Name == "rueidisaside" && got == "first" && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+				got, err = c.Get(t.Context(), "k", fetch("third"))
+			}
 			switch {
 			case s.Limit: // has no way to fetch
 				if err == nil {
