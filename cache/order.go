@@ -68,7 +68,7 @@ func (os *orders) carryOut(ctx context.Context, _ redis.Pipeliner) error {
 	case 1:
 		var value any
 		value, err = wanted[0].run(ctx, os.s.client)
-		wanted[0].answered(reply{value, err})
+		os.answered(wanted[0], reply{value, err})
 	default:
 		invs := make([]invocation, len(wanted))
 		for i, o := range wanted {
@@ -77,7 +77,7 @@ func (os *orders) carryOut(ctx context.Context, _ redis.Pipeliner) error {
 		var replies []reply
 		replies, err = os.s.runMany(ctx, invs)
 		for i, o := range wanted {
-			o.answered(replies[i])
+			os.answered(o, replies[i])
 		}
 	}
 	return classify("script", err)
@@ -93,10 +93,12 @@ type onBehalf struct {
 // Value implements [context.Context].
 func (c *onBehalf) Value(key any) any { return c.values.Value(key) }
 
-// answered takes the answer in.
-func (o *order) answered(r reply) {
+// answered takes an answer in. One that nobody waits for is dealt with elsewhere: a
+// grant is given back by another order, which may have to wait for this sender. If
+// the store has ended, it has given back all that it asked for.
+func (os *orders) answered(o *order, r reply) {
 	if o.finish(r) && o.late != nil {
-		o.late(r)
+		os.s.spawnCall(func() { o.late(r) })
 	}
 }
 

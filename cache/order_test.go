@@ -94,7 +94,7 @@ func gated(t *testing.T) (*cache.Redis, *gate, *redis.Client) {
 	client := server.Client()
 	g := &gate{held: make(chan struct{}, 100)}
 	client.AddHook(g)
-	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: 5 * time.Second})
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,6 +112,22 @@ func busy(t *testing.T, s cache.Store, g *gate, answers chan<- asking) {
 	for i := range cache.OrderSenders {
 		ask(t.Context(), s, answers, fmt.Sprint("busy", i))
 		<-g.held
+	}
+}
+
+// allGranted waits for so many answers, which grant their leases.
+func allGranted(t *testing.T, answers <-chan asking, n int) {
+	t.Helper()
+	late := time.After(20 * time.Second) // RedisTimeout is longer
+	for range n {
+		select {
+		case a := <-answers:
+			if a.err != nil || a.answer.Verdict != cache.Granted {
+				t.Errorf("%s: %v, %v", a.key, a.answer.Verdict, a.err)
+			}
+		case <-late:
+			t.Fatal("no answer")
+		}
 	}
 }
 
@@ -167,11 +183,7 @@ func TestQueuedAcquireLeavesWithItsCaller(t *testing.T) {
 	}
 	sent := g.Count("evalsha", "eval")
 	open()
-	for range cache.OrderSenders + 1 {
-		if a := <-answers; a.err != nil || a.answer.Verdict != cache.Granted {
-			t.Errorf("%s: %v, %v", a.key, a.answer.Verdict, a.err)
-		}
-	}
+	allGranted(t, answers, cache.OrderSenders+1)
 	if n := g.Count("evalsha", "eval") - sent; n != int64(cache.OrderSenders)+1 {
 		t.Errorf("%d scripts were sent, the one of the caller who had left too?", n)
 	}
@@ -198,13 +210,35 @@ func TestGrantOfABatchWhoseCallerHasLeftIsGivenBack(t *testing.T) {
 		t.Error(a.err)
 	}
 	answer()
-	for range cache.OrderSenders + 1 {
-		if a := <-answers; a.err != nil || a.answer.Verdict != cache.Granted {
-			t.Errorf("%s: %v, %v", a.key, a.answer.Verdict, a.err)
-		}
-	}
+	allGranted(t, answers, cache.OrderSenders+1)
 	eventually(t, func() bool { return admin.Exists(t.Context(), "test:{gone}:lease").Val() == 0 })
 	if admin.Exists(t.Context(), "test:{stays}:lease").Val() != 1 {
 		t.Error("the other's lease is gone too")
+	}
+}
+
+// What nobody waits for any more is given back beside the batches: none waits for a
+// batch that would have to come after it.
+func TestLateGrantsOfAllSendersHoldNothingUp(t *testing.T) {
+	s, g, admin := gated(t)
+	open := g.shut(&g.way)
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan asking)
+	for i := range cache.OrderSenders {
+		ask(ctx, s, gone, fmt.Sprint("gone", i))
+		<-g.held
+	}
+	cancel()
+	for range cache.OrderSenders {
+		if a := <-gone; !errors.Is(a.err, context.Canceled) {
+			t.Error(a.err)
+		}
+	}
+	open()
+	answers := make(chan asking, 1)
+	ask(t.Context(), s, answers, "next")
+	allGranted(t, answers, 1)
+	for i := range cache.OrderSenders {
+		eventually(t, func() bool { return admin.Exists(t.Context(), fmt.Sprintf("test:{gone%d}:lease", i)).Val() == 0 })
 	}
 }
