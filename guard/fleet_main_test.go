@@ -34,12 +34,22 @@ func (quiet) Printf(context.Context, string, ...any) {}
 const launcher = "github.com/stampedeguard/stampede/internal/redistest.init.func1.1"
 
 // The fleet tests run guards in real processes against real servers. They always
-// count strictly. The times they measure depend on the machine: they are logged,
-// and held to ten times the bound, unless STAMPEDE_BOUNDS=1 asks for the bounds
-// themselves and for all rounds. That needs a quiet machine of two cores:
+// count fetches strictly. The times and commands they measure depend on the
+// machine: they are logged, and held to what only a fault would exceed, unless
+// STAMPEDE_BOUNDS=1 asks for the bounds themselves and for all rounds. That needs
+// a quiet machine of two cores:
 //
 //	STAMPEDE_BOUNDS=1 go test ./guard -run TestFleet -v -timeout 30m
 var bounds = os.Getenv("STAMPEDE_BOUNDS") == "1"
+
+// lenient is what a time is held to without bounds: far more than a busy machine
+// adds to it.
+func lenient(bound time.Duration) time.Duration {
+	if bounds {
+		return bound
+	}
+	return max(10*bound, 5*time.Second)
+}
 
 // rounds is how often to repeat what the bounds are shown by.
 func rounds(usual, all int) int {
@@ -181,7 +191,7 @@ func (f *fleetTest) stats() map[*fleet.Process]fleet.Stats {
 type series []time.Duration
 
 // within logs the series and checks its median against typical and all of it
-// against worst; zero is no bound.
+// against worst, leniently; zero is no bound.
 func (s series) within(t *testing.T, what string, typical, worst time.Duration) {
 	t.Helper()
 	if len(s) == 0 {
@@ -192,15 +202,11 @@ func (s series) within(t *testing.T, what string, typical, worst time.Duration) 
 	median, last := s[len(s)/2], s[len(s)-1]
 	t.Logf("%s: median %v, p90 %v, worst %v of %d", what,
 		median.Round(10*time.Microsecond), s[len(s)*9/10].Round(10*time.Microsecond), last.Round(10*time.Microsecond), len(s))
-	slack := time.Duration(10)
-	if bounds {
-		slack = 1
+	if typical > 0 && median > lenient(typical) {
+		t.Errorf("%s: median %v, want at most %v", what, median, lenient(typical))
 	}
-	if typical > 0 && median > slack*typical {
-		t.Errorf("%s: median %v, want at most %v", what, median, slack*typical)
-	}
-	if worst > 0 && last > slack*worst {
-		t.Errorf("%s: worst %v, want at most %v", what, last, slack*worst)
+	if worst > 0 && last > lenient(worst) {
+		t.Errorf("%s: worst %v, want at most %v", what, last, lenient(worst))
 	}
 }
 

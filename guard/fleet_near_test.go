@@ -121,8 +121,8 @@ func TestFleetNearCachesHearOfASet(t *testing.T) {
 	slices.Sort(lag)
 	p99 := lag[len(lag)*99/100]
 	t.Logf("%d changes seen by 4 processes, %d of %d calls near: p50 %v, p99 %v, worst %v", n, near, all, lag[len(lag)/2], p99, lag[len(lag)-1])
-	if p99 > 10*20*time.Millisecond || bounds && p99 > 20*time.Millisecond {
-		t.Errorf("p99 is %v, want below 20ms", p99)
+	if most := lenient(20 * time.Millisecond); p99 > most {
+		t.Errorf("p99 is %v, want at most %v", p99, most)
 	}
 }
 

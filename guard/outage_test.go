@@ -146,7 +146,7 @@ func TestBlackHoledRedisUnderLoad(t *testing.T) {
 	t.Logf("black hole: p99 %v of %d calls from the second second on, the origin's own %v; %d fetches at once", p99, n, ownP99, most.Load())
 	slack := 5 * time.Millisecond
 	if !bounds {
-		slack *= 20
+		slack *= 100
 	}
 	if failed > 0 || p99 > ownP99+slack || most.Load() > maxUnguarded {
 		t.Errorf("p99 %v, %d failed, %d fetches at once", p99, failed, most.Load())

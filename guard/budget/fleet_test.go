@@ -161,7 +161,7 @@ func TestFleetHeedsOneRetryAfter(t *testing.T) {
 	if before == 0 || v.angryAt.IsZero() || sum.Learnt.IsZero() {
 		t.Fatalf("%d calls before; a 429 at %v, which was learnt at %v", before, v.angryAt, sum.Learnt)
 	}
-	flight := 500 * time.Millisecond // what was granted before may be on its way
+	flight := 1500 * time.Millisecond // what was granted before may be on its way
 	if bounds {
 		flight = 50 * time.Millisecond
 	}
