@@ -2,23 +2,28 @@ package cache
 
 import (
 	"encoding/binary"
+	"hash/maphash"
 	"sync"
 	"time"
 )
 
-// ages remembers when the versions were written that ReadMany has seen, so that
-// reading them again needs no PTTL. A version's hard TTL never changes, so its
-// age follows from when it was written. It is lossy: what is forgotten is asked
-// for again. docs/decisions.md says more. The zero ages is ready for use.
+// ages remembers when the versions were written that were read, so that reading
+// them again needs no PTTL. A version's hard TTL never changes, so its age follows
+// from when it was written. It is lossy: what is forgotten is asked for again.
+// docs/decisions.md says more. The zero ages is ready for use; ages are safe for
+// concurrent use.
 type ages struct {
-	mu   sync.RWMutex
-	sets []ageSet // nil: nothing was learned yet
-	base time.Time
+	mu    sync.RWMutex
+	sets  []ageSet // nil: nothing was learned yet
+	base  time.Time
+	seed  maphash.Seed
+	names []uint32 // a part of the hash of those whose versions were learned, by another part
 }
 
 const (
 	ageSets = 2048 // of ageWays each: 16384 versions in 384 KiB
 	ageWays = 8
+	ageHint = 4 * ageSets * ageWays // names, in 256 KiB
 	// clockSlip is by how much the wall clock may part from the monotonic one
 	// before nothing is believed any more: a machine that was suspended has stopped
 	// the latter, and not Redis's.
@@ -36,8 +41,9 @@ func setOf(v Token) int {
 	return int(h % ageSets)
 }
 
-// begin checks the clocks. Call it before find, with the time of the reading.
-func (a *ages) begin(now time.Time) {
+// check forgets everything if the clocks have parted by the time now. Call it
+// before find.
+func (a *ages) check(now time.Time) {
 	a.mu.RLock()
 	slipped := a.sets != nil && slip(a.base, now) > clockSlip
 	a.mu.RUnlock()
@@ -50,6 +56,31 @@ func (a *ages) begin(now time.Time) {
 
 func slip(base, now time.Time) time.Duration {
 	return (now.Round(0).Sub(base.Round(0)) - now.Sub(base)).Abs()
+}
+
+// expects says of which names, by place, the age is expected to be known, as it
+// was learned for some version; nil: of none.
+func (a *ages) expects(names []string) []bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if a.sets == nil {
+		return nil
+	}
+	var known []bool
+	for i, name := range names {
+		if slot, part := a.hint(name); *slot == part {
+			if known == nil {
+				known = make([]bool, len(names))
+			}
+			known[i] = true
+		}
+	}
+	return known
+}
+
+func (a *ages) hint(name string) (slot *uint32, part uint32) {
+	h := maphash.String(a.seed, name)
+	return &a.names[h%ageHint], uint32(h>>32) | 1 // never that of an empty slot
 }
 
 // find returns the age of a version at the time now, if it is known. a.mu is held
@@ -67,30 +98,25 @@ func (a *ages) find(v Token, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// learn notes the readings' ages, which were asked for at the time sent: at most
-// a round trip too old. An entry whose expiry isn't its own TTL's is left out.
-func (a *ages) learn(results []readResult, sent time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// learn notes that the version that is there under a name was written at a time,
+// which may be a round trip too early. a.mu is held.
+func (a *ages) learn(name string, v Token, written time.Time) {
 	if a.sets == nil {
-		a.sets, a.base = make([]ageSet, ageSets), sent
+		a.sets, a.names = make([]ageSet, ageSets), make([]uint32, ageHint)
+		a.base, a.seed = time.Now(), maphash.MakeSeed()
 	}
-	for _, res := range results {
-		r := res.reading
-		if r == nil || !r.Found || r.Left <= 0 || r.Left > r.Entry.TTL {
-			continue
+	set := &a.sets[setOf(v)]
+	oldest := 0
+	for i := range set {
+		if set[i].version == v || set[i].version.IsZero() {
+			oldest = i
+			break
 		}
-		set := &a.sets[setOf(r.Entry.Version)]
-		oldest := 0
-		for i := range set {
-			if set[i].version == r.Entry.Version || set[i].version.IsZero() {
-				oldest = i
-				break
-			}
-			if set[i].written < set[oldest].written {
-				oldest = i
-			}
+		if set[i].written < set[oldest].written {
+			oldest = i
 		}
-		set[oldest].version, set[oldest].written = r.Entry.Version, sent.Sub(a.base)-r.Age
 	}
+	set[oldest].version, set[oldest].written = v, written.Sub(a.base)
+	slot, part := a.hint(name)
+	*slot = part
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/cache/cachetest"
 	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
@@ -207,7 +208,7 @@ func TestReadManyIsToldWhenTheBreakerOpens(t *testing.T) {
 	underLoad(t, 1, 0, func(t *testing.T, p *pause, c *changes, _ *atomic.Int64) {
 		p.begin(5 * time.Second)
 		start := time.Now()
-		for _, r := range c.store.ReadMany(t.Context(), make([]string, 2000)) {
+		for _, r := range cachetest.ReadMany(t.Context(), c.store, make([]string, 2000)) {
 			if !errors.Is(r.Err, cache.ErrUnavailable) {
 				t.Fatalf("%+v", r)
 			}

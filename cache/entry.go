@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"time"
+	"unsafe"
 )
 
 // HeaderSize is the length of the header in front of every entry's payload.
@@ -134,7 +135,7 @@ func (e *Entry) parse(b []byte) error {
 	}
 	e.Version = Token(b[:16])
 	e.Kind, e.Codec, e.Flags = Kind(b[17]), b[18], Flags(b[19])
-	e.TTL = time.Duration(binary.BigEndian.Uint32(b[20:])) * time.Millisecond
+	e.TTL = ttlOf(b)
 	e.FreshFor = time.Duration(binary.BigEndian.Uint32(b[24:])) * time.Millisecond
 	e.Took = time.Duration(binary.BigEndian.Uint32(b[28:])) * time.Millisecond
 	e.Payload = b[HeaderSize:]
@@ -155,6 +156,11 @@ func (e *Entry) parse(b []byte) error {
 
 func millis(d time.Duration) uint32 {
 	return uint32(min(max(d, 0), MaxTTL) / time.Millisecond)
+}
+
+// ttlOf reads the hard TTL from an entry's header.
+func ttlOf(b []byte) time.Duration {
+	return time.Duration(binary.BigEndian.Uint32(b[20:])) * time.Millisecond
 }
 
 // A Reading is what a store answers when it is asked for an entry. It may be
@@ -178,27 +184,47 @@ type Reading struct {
 }
 
 // newReading judges the bytes stored under a key and the time they have left
-// (pttl, in milliseconds as PTTL answers: -2 no key, -1 no expiry).
+// (pttl, in milliseconds as PTTL answers: -2 no key, -1 no expiry). It keeps b.
 func newReading(b []byte, pttl int64) *Reading {
-	if len(b) == 0 || pttl == -2 {
-		// The second case: the key expired between the GET and the PTTL.
-		return &Reading{}
+	r := &Reading{}
+	// -2: the key expired between the GET and the PTTL.
+	if len(b) > 0 && pttl != -2 && r.parse(b) {
+		r.setLeft(pttl)
 	}
-	r := &Reading{Seen: string(b[:min(len(b), TokenSize)])}
-	r.Entry, r.Damage = ParseEntry(b)
-	if r.Damage != nil {
-		return r
+	return r
+}
+
+// parse judges the bytes stored under a key, which it keeps, and answers whether
+// they are an entry, whose age is to be set. r is zero.
+func (r *Reading) parse(b []byte) bool {
+	r.Seen = unsafe.String(unsafe.SliceData(b), min(len(b), TokenSize)) // headers don't change
+	if r.Damage = r.Entry.parse(b); r.Damage != nil {
+		r.Entry = Entry{}
 	}
-	r.Found = true
+	r.Found = r.Damage == nil
+	return r.Found
+}
+
+func (r *Reading) setLeft(pttl int64) {
 	if pttl < 0 {
 		// Somebody removed the expiry (PERSIST, or a foreign write). The age is
 		// unknown, so the entry counts as old as it can be: stale.
 		r.Age = r.Entry.TTL
-		return r
+		return
 	}
 	r.Left = time.Duration(pttl) * time.Millisecond
 	r.Age = max(0, r.Entry.TTL-r.Left)
-	return r
+}
+
+func (r *Reading) setAge(age time.Duration) {
+	r.Age = max(0, age)
+	r.Left = max(0, r.Entry.TTL-r.Age)
+}
+
+// Keep returns a copy of a reading that is only lent (see [Store.ReadMany]). The
+// payload is not copied.
+func (r *Reading) Keep() *Reading {
+	return &Reading{Entry: r.Entry, Age: r.Age, Left: r.Left, Found: r.Found, Damage: r.Damage, Seen: r.Seen}
 }
 
 // Fresh reports whether the entry may be served without asking anybody.

@@ -6,13 +6,6 @@ import (
 	"time"
 )
 
-// A ReadResult is what became of one key of [Store.ReadMany]: a reading, or an
-// error.
-type ReadResult struct {
-	Reading *Reading
-	Err     error
-}
-
 // A Request is one key of [Store.AcquireMany].
 type Request struct {
 	Key string

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/cache/cachetest"
 	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
@@ -121,7 +122,7 @@ func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 	ctx := t.Context()
 	keys, requests, _ := requestsFor(1000)
 	n := h.n.Load()
-	for _, r := range s.ReadMany(ctx, keys) {
+	for _, r := range cachetest.ReadMany(ctx, s, keys) {
 		if r.Err != nil || r.Reading.Found {
 			t.Fatalf("%+v", r)
 		}
@@ -135,7 +136,7 @@ func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 		t.Errorf("%d round trips to read, %d to acquire, %d to fill", read, asked, filled)
 	}
 	for _, want := range []int64{2, 1, 1} {
-		for _, r := range s.ReadMany(ctx, keys) {
+		for _, r := range cachetest.ReadMany(ctx, s, keys) {
 			if r.Err != nil || !r.Reading.Found {
 				t.Fatalf("%+v", r)
 			}
@@ -165,7 +166,7 @@ func TestScriptsThatWereFlushedAreSentAgainInPipelines(t *testing.T) {
 	if got := h.since(&n); got != 4 {
 		t.Errorf("%d round trips, want 4", got)
 	}
-	for i, r := range s.ReadMany(ctx, keys) {
+	for i, r := range cachetest.ReadMany(ctx, s, keys) {
 		if r.Err != nil || r.Reading.Found != (i > 1) {
 			t.Fatalf("key %d: %+v", i, r)
 		}
@@ -281,7 +282,7 @@ func TestUserWithoutMGETReadsManyKeysAllTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		got := s.ReadMany(t.Context(), []string{"a", "none", "b", "list"})
+		got := cachetest.ReadMany(t.Context(), s, []string{"a", "none", "b", "list"})
 		if !got[0].Reading.Fresh() || got[1].Reading.Found || !got[2].Reading.Fresh() || got[3].Reading == nil || got[3].Reading.Damage == nil {
 			t.Errorf("%+v", got)
 		}
@@ -294,13 +295,13 @@ func TestForeignTypeAmongManyIsOverwritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	keys, requests, _ := requestsFor(3)
-	for _, r := range s.ReadMany(t.Context(), keys) {
+	for _, r := range cachetest.ReadMany(t.Context(), s, keys) {
 		if r.Err != nil || r.Reading.Found {
 			t.Errorf("%+v", r)
 		}
 	}
 	stored(t, s.ReturnMany(t.Context(), acquired(t, s.AcquireMany(t.Context(), requests))))
-	if r := s.ReadMany(t.Context(), keys)[1]; r.Err != nil || !r.Reading.Fresh() {
+	if r := cachetest.ReadMany(t.Context(), s, keys)[1]; r.Err != nil || !r.Reading.Fresh() {
 		t.Errorf("%+v", r)
 	}
 }
@@ -323,7 +324,7 @@ func TestManyKeysOfADeadRedisFailAtOnce(t *testing.T) {
 	keys, requests, _ := requestsFor(1000)
 	start := time.Now()
 	for range 3 {
-		for _, r := range s.ReadMany(t.Context(), keys) {
+		for _, r := range cachetest.ReadMany(t.Context(), s, keys) {
 			if !errors.Is(r.Err, cache.ErrUnavailable) {
 				t.Fatalf("%+v", r)
 			}
@@ -375,7 +376,7 @@ func TestTagsOfManyKeysHaveMoreTime(t *testing.T) {
 		returns := acquired(t, s.AcquireMany(t.Context(), requests))
 		taggedFills(t, s, returns)
 		stored(t, s.ReturnMany(t.Context(), returns))
-		for _, r := range s.ReadMany(t.Context(), keys) {
+		for _, r := range cachetest.ReadMany(t.Context(), s, keys) {
 			if r.Err != nil || !r.Reading.Fresh() {
 				t.Fatalf("%+v", r)
 			}

@@ -3,12 +3,11 @@ package cache
 import "context"
 
 // ReadMany implements [Store].
-func (m *Memory) ReadMany(ctx context.Context, keys []string) []ReadResult {
-	all := make([]ReadResult, len(keys))
+func (m *Memory) ReadMany(ctx context.Context, keys []string, each func(i int, r *Reading, err error)) {
 	for i, key := range keys {
-		all[i].Reading, all[i].Err = m.Read(ctx, key)
+		r, err := m.Read(ctx, key)
+		each(i, r, err)
 	}
-	return all
 }
 
 // AcquireMany implements [Store].

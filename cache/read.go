@@ -2,8 +2,6 @@ package cache
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -63,10 +61,38 @@ func (bt *batch) keys() int { return len(bt.records.names) }
 // carryOut reads.
 func (bt *batch) carryOut(ctx context.Context, pipe redis.Pipeliner) error {
 	tags := bt.b.foresee(bt)
-	results, err := bt.b.pipeline(ctx, pipe, bt)
-	bt.b.note(bt.entries.names, results)
-	bt.results, bt.check = results, tags.begin(bt, results)
-	return classify("read", err)
+	err := bt.read(ctx, pipe)
+	bt.b.note(bt.entries.names, bt.results)
+	bt.check = tags.begin(bt, bt.results)
+	return err
+}
+
+// read reads everything, and once more what has changed since its age was asked
+// for: with the records, which are to be no older than what they judge.
+func (bt *batch) read(ctx context.Context, pipe redis.Pipeliner) error {
+	q := &query{s: bt.b.s, ask: askUnknown, names: bt.entries.names, records: bt.records.names}
+	if err := q.send(ctx, pipe); err != nil {
+		return classify("read", err)
+	}
+	places := q.settle()
+	bt.results = make([]readResult, len(q.names))
+	for i := range bt.results {
+		bt.results[i] = q.result(i)
+	}
+	bt.found = foundRecords(q.found)
+	if len(places) == 0 {
+		return nil
+	}
+	q = q.again(places)
+	if err := q.send(ctx, pipe); err != nil {
+		return classify("read", err)
+	}
+	q.settle()
+	for j, i := range places {
+		bt.results[i] = q.result(j)
+	}
+	bt.found = foundRecords(q.found)
+	return nil
 }
 
 func (bt *batch) carriedOut() { bt.check.finishLater() }
@@ -78,6 +104,14 @@ func newBatcher(s *Redis, n *node) *batcher {
 		open: func() *batch { return &batch{load: newLoad(), b: b} }, hold: b.hold,
 	}
 	return b
+}
+
+func (q *query) result(i int) readResult {
+	r := &Reading{}
+	if err := q.reading(i, r); err != nil {
+		return readResult{err: err}
+	}
+	return readResult{reading: r}
 }
 
 // read returns what is stored under the entry name.
@@ -183,73 +217,6 @@ func (b *batcher) note(names []string, results []readResult) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.missed = missed
-}
-
-// pipeline reads all names in one go, by a pipeline of the caller's.
-func (b *batcher) pipeline(ctx context.Context, pipe redis.Pipeliner, bt *batch) ([]readResult, error) {
-	names := bt.entries.names
-	cmds := make([]readCmd, len(names))
-	all := make([]redis.Cmder, 0, 2*len(names)+len(bt.records.names))
-	args := make([]any, 0, 4*len(names))
-	for i := range names {
-		args = append(args, "get", &names[i], "pttl", &names[i]) // a pointer needs no allocation
-		of := args[4*i:]
-		cmds[i].get, cmds[i].pttl = redis.NewStringCmd(ctx, of[:2:2]...), redis.NewIntCmd(ctx, of[2:4:4]...)
-		cmds[i].get.SetFirstKeyPos(1)
-		cmds[i].pttl.SetFirstKeyPos(1)
-		all = append(all, cmds[i].get, cmds[i].pttl)
-	}
-	records := recordCmds(ctx, bt.records.names)
-	for _, c := range records {
-		all = append(all, c)
-	}
-	_ = pipe.BatchProcess(ctx, all...)
-	if _, err := pipe.Exec(ctx); err != nil && !answeredAny(cmds) && !answeredRecords(records) {
-		return nil, err
-	}
-	results := make([]readResult, len(cmds))
-	for i := range cmds {
-		r, err := cmds[i].reading()
-		results[i] = readResult{reading: r, err: classify("read", err)}
-	}
-	bt.found = foundRecords(records)
-	return results, nil
-}
-
-var errWrongType = fmt.Errorf("%w: the key holds a Redis value of another type", ErrDamaged)
-
-type readCmd struct {
-	get  *redis.StringCmd
-	pttl *redis.IntCmd
-}
-
-// answeredAny reports whether the server answered, be it with errors for some
-// keys only: a missing key or one of a foreign type.
-func answeredAny(cmds []readCmd) bool {
-	for _, c := range cmds {
-		if err := c.get.Err(); err == nil || err == redis.Nil || redis.HasErrorPrefix(err, "WRONGTYPE") {
-			return true
-		}
-	}
-	return false
-}
-
-func (c readCmd) reading() (*Reading, error) {
-	b, err := c.get.Bytes()
-	switch {
-	case err == nil: // first, as HasErrorPrefix allocates
-	case errors.Is(err, redis.Nil):
-		return &Reading{}, nil
-	case redis.HasErrorPrefix(err, "WRONGTYPE"):
-		return &Reading{Damage: errWrongType}, nil
-	default:
-		return nil, err
-	}
-	pttl, err := c.pttl.Result()
-	if err != nil {
-		return nil, err
-	}
-	return newReading(b, pttl), nil
 }
 
 // Read implements [Store]. Concurrent reads share pipelines, and reads of one

@@ -55,12 +55,7 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 			return &v, ok
 		}, err
 	}}
-	served, left := m.read(ask)
-	for i, value := range served {
-		if value != nil {
-			values[ask[i]] = g.shared(value)
-		}
-	}
+	left := m.read(ask, func(key string, value any) { values[key] = g.shared(value) })
 	var failed map[string]error
 	for _, p := range m.pursue(left) {
 		switch err := p.o.err; {
@@ -105,14 +100,13 @@ type wanted struct {
 	m      *member // this call is its flight's first
 }
 
-// read serves what is stored and fresh. It returns the values by place, and what
-// is left: each key once.
-func (m *many) read(keys []string) (values []any, left []*wanted) {
+// read serves what is stored and fresh, and returns what is left: each key once.
+func (m *many) read(keys []string, serve func(key string, value any)) []*wanted {
 	if len(keys) == 0 {
-		return nil, nil
+		return nil
 	}
 	if o := m.endedFor(m.ctx, nil); o != nil {
-		return nil, m.distinct(keys, nil, func(w *wanted, _ int) { w.o = o })
+		return m.distinct(keys, nil, func(w *wanted) { w.o = o })
 	}
 	if m.near != nil {
 		m.tickets = make([]ticket, len(keys))
@@ -120,42 +114,48 @@ func (m *many) read(keys []string) (values []any, left []*wanted) {
 			m.tickets[i] = m.near.ticket(key)
 		}
 	}
-	values = make([]any, len(keys))
+	decode := m.coder.decode
+	if m.near == nil {
+		decode = m.coder.adopter()
+	}
 	at := time.Now()
-	results := m.readUnjoined(keys)
-	m.unpackFresh(results, values)
-	hits := uint64(0)
-	for i, value := range values {
-		if value != nil {
+	var reads []read // of what isn't served, by place
+	hits := 0
+	m.readUnjoined(keys, func(i int, r *cache.Reading, err error) {
+		if value := m.fresh(r, decode); value != nil {
 			hits++
+			serve(keys[i], value)
 			if m.near != nil {
-				// A copy, as the store's readings share their memory.
-				r := results[i].Reading
-				own := &cache.Reading{Entry: r.Entry, Found: true, Age: r.Age, Left: r.Left}
-				m.near.put(keys[i], m.tickets[i], value, own, dueAt(&r.Entry, m.policy.Beta))
+				m.near.put(keys[i], m.tickets[i], value, r.Keep(), dueAt(&r.Entry, m.policy.Beta))
 			}
+			return
 		}
-	}
-	m.counters.redisHits.Add(hits)
-	if hits == uint64(len(keys)) {
-		return values, nil
-	}
-	return values, m.distinct(keys, values, func(w *wanted, i int) {
-		if res := results[i]; res.Reading == nil && res.Err == nil {
-			w.o = &outcome{then: fetch} // it has a flight
-		} else {
-			w.rd = read{res.Reading, res.Err, at}
-			m.judgeRead(w)
+		if reads == nil {
+			reads = make([]read, len(keys))
 		}
+		reads[i] = kept(r, err, at)
 	})
+	m.counters.redisHits.Add(uint64(hits))
+	if hits == len(keys) {
+		return nil
+	}
+	return m.distinct(keys, reads, m.judgeFirst)
 }
 
-// distinct lists the keys without a value, each once.
-func (m *many) distinct(keys []string, values []any, begin func(w *wanted, i int)) []*wanted {
+// kept is a read whose reading was only lent.
+func kept(r *cache.Reading, err error, at time.Time) read {
+	if r != nil {
+		r = r.Keep()
+	}
+	return read{r, err, at}
+}
+
+// distinct lists the keys that were read, or all, each once.
+func (m *many) distinct(keys []string, reads []read, begin func(w *wanted)) []*wanted {
 	seen := map[string]struct{}{}
 	var left []*wanted
 	for i, key := range keys {
-		if _, dup := seen[key]; dup || values != nil && values[i] != nil {
+		if _, dup := seen[key]; dup || reads != nil && reads[i].at.IsZero() {
 			continue
 		}
 		seen[key] = struct{}{}
@@ -163,50 +163,56 @@ func (m *many) distinct(keys []string, values []any, begin func(w *wanted, i int
 		if m.tickets != nil {
 			w.t = m.tickets[i]
 		}
-		begin(w, i)
+		if reads != nil {
+			w.rd = reads[i]
+		}
+		begin(w)
 		left = append(left, w)
 	}
 	return left
 }
 
-// unpackFresh decodes what is fresh and not due to be refreshed.
-func (m *many) unpackFresh(results []cache.ReadResult, values []any) {
-	decode := m.coder.decode
-	if m.near == nil {
-		decode = m.coder.adopter()
+// judgeFirst judges what was read, unless it wasn't: then the key has a flight.
+func (m *many) judgeFirst(w *wanted) {
+	if w.rd.reading == nil && w.rd.err == nil {
+		w.rd, w.o = read{}, &outcome{then: fetch}
+		return
 	}
-	for i := range results {
-		r := results[i].Reading
-		if r == nil || decide(r, &m.policy) != serve || due(r, m.policy.Beta) {
-			continue
-		}
-		if value, err := m.decode(r, decode); err == nil {
-			values[i] = value
-		}
-	}
+	m.judgeRead(w)
 }
 
-// readUnjoined reads keys, but for those that have a flight: their results are
-// zero.
-func (m *many) readUnjoined(keys []string) []cache.ReadResult {
+// fresh decodes what is fresh and not due to be refreshed; else it returns nil.
+func (m *many) fresh(r *cache.Reading, decode func([]byte) (any, error)) any {
+	if r == nil || decide(r, &m.policy) != serve || due(r, m.policy.Beta) {
+		return nil
+	}
+	value, err := m.decode(r, decode)
+	if err != nil {
+		return nil
+	}
+	return value
+}
+
+// readUnjoined reads keys, but for those that have a flight: they are given to
+// each without a reading.
+func (m *many) readUnjoined(keys []string, each func(i int, r *cache.Reading, err error)) {
 	names := m.storeKeys(keys)
 	if m.flights.flying.Load() == 0 {
-		return m.store.ReadMany(m.ctx, names)
+		m.store.ReadMany(m.ctx, names, each)
+		return
 	}
-	all := make([]cache.ReadResult, len(keys))
 	var places []int
 	ask := names[:0]
 	for i, key := range keys {
-		if !m.flights.has(key) {
+		if m.flights.has(key) {
+			each(i, nil, nil)
+		} else {
 			places, ask = append(places, i), append(ask, names[i])
 		}
 	}
 	if len(ask) > 0 {
-		for j, res := range m.store.ReadMany(m.ctx, ask) {
-			all[places[j]] = res
-		}
+		m.store.ReadMany(m.ctx, ask, func(j int, r *cache.Reading, err error) { each(places[j], r, err) })
 	}
-	return all
 }
 
 // storeKeys is storeKey for many, which share their memory.

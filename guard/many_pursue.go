@@ -51,9 +51,9 @@ func (m *many) readUnread(ws []*wanted) {
 		keys[i] = w.key
 	}
 	at := time.Now()
-	for i, res := range m.store.ReadMany(m.ctx, m.storeKeys(keys)) {
-		ws[i].rd = read{res.Reading, res.Err, at}
-	}
+	m.store.ReadMany(m.ctx, m.storeKeys(keys), func(i int, r *cache.Reading, err error) {
+		ws[i].rd = kept(r, err, at)
+	})
 }
 
 // goRound brings all keys on by one round, and returns those that need another.
