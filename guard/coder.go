@@ -10,13 +10,14 @@ import (
 )
 
 // A coder turns values of a guard's type into payloads and back. Values travel
-// through the engine as *V in an any.
+// through the engine as *V in an any. A value may share the payload's memory, as
+// both are read-only (see [Policy.Clone]).
 type coder interface {
 	encode(value any) (payload []byte, err error)
 	decode(payload []byte) (any, error)
-	// adopter is decode for payloads that nobody else has, and for values that are
-	// copied soon: a few at a time share their memory.
-	adopter() func(payload []byte) (any, error)
+	// many is decode for values that are copied soon: a few at a time share their
+	// memory.
+	many() func(payload []byte) (any, error)
 }
 
 type coderOf[V any] struct{ codec cache.Codec }
@@ -31,39 +32,40 @@ func (c coderOf[V]) encode(value any) ([]byte, error) {
 
 func (c coderOf[V]) decode(payload []byte) (any, error) {
 	v := new(V)
-	if err := c.codec.Unmarshal(payload, v); err != nil {
+	if err := c.into(v, payload); err != nil {
 		return nil, err
 	}
 	return v, nil
 }
 
-func (c coderOf[V]) adopter() func([]byte) (any, error) {
-	_, raw := c.codec.(cache.Raw)
+func (c coderOf[V]) many() func([]byte) (any, error) {
 	var slab []V
 	return func(payload []byte) (any, error) {
 		if len(slab) == 0 {
 			slab = make([]V, 64)
 		}
 		v := &slab[0]
-		if raw {
-			switch v := any(v).(type) {
-			case *string:
-				*v = unsafe.String(unsafe.SliceData(payload), len(payload))
-				slab = slab[1:]
-				return v, nil
-			case *[]byte:
-				*v = slices.Clip(payload)
-				slab = slab[1:]
-				return v, nil
-			}
-		}
-		if err := c.codec.Unmarshal(payload, v); err != nil {
-			slab = slab[1:] // whatever is in it
+		slab = slab[1:] // after an error too: there may be anything in it
+		if err := c.into(v, payload); err != nil {
 			return nil, err
 		}
-		slab = slab[1:]
 		return v, nil
 	}
+}
+
+// into decodes. Bytes as they are stored need no copy.
+func (c coderOf[V]) into(v *V, payload []byte) error {
+	if _, raw := c.codec.(cache.Raw); raw {
+		switch v := any(v).(type) {
+		case *string:
+			*v = unsafe.String(unsafe.SliceData(payload), len(payload))
+			return nil
+		case *[]byte:
+			*v = slices.Clip(payload)
+			return nil
+		}
+	}
+	return c.codec.Unmarshal(payload, v)
 }
 
 // pack makes the entry of a value.

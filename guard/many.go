@@ -115,8 +115,8 @@ func (m *many) read(keys []string, serve func(key string, value any)) []*wanted 
 		}
 	}
 	decode := m.coder.decode
-	if m.near == nil {
-		decode = m.coder.adopter()
+	if m.near == nil { // which would keep 64 values for the sake of one
+		decode = m.coder.many()
 	}
 	at := time.Now()
 	var reads []read // of what isn't served, by place
