@@ -95,7 +95,7 @@ type Redis struct {
 	topo   topology
 	ledger *ledger
 	ages   ages
-	noMGET atomic.Bool // it is refused: ReadMany does without
+	noMGET atomic.Bool // it is refused: reads do without
 
 	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
 	liveness atomic.Bool // are holders watched
@@ -130,9 +130,9 @@ var _ Store = (*Redis)(nil)
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
 // SMEMBERS HMGET HSET HINCRBY PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a
-// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes ReadMany
-// faster. Redis 6.2 or later; a cluster of Redis 7 or
-// later uses sharded channels.
+// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes reads
+// of many keys faster. Redis 6.2 or later; a cluster of Redis 7 or later uses
+// sharded channels.
 func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	opts = opts.withDefaults()
 	if err := errors.Join(checkClient(client), opts.validate()); err != nil {
