@@ -26,6 +26,10 @@ type trExchange struct {
 	came     time.Time
 	rules    rfc9111.Options
 
+	cancelled <-chan struct{} // the request's Cancel
+	cancel    context.CancelCauseFunc
+	watched   sync.Once
+
 	fwd rfc9111.Fwd // why a call is made, if one is
 
 	streams bool // the client is given a response that is on its way
@@ -64,26 +68,37 @@ func (t *Transport) newExchange(p *HostPolicy, req *http.Request, custom string)
 		fwd: rfc9111.FwdURIMiss, opened: make(chan *trOpening, 1),
 	}
 	x.key, x.personal = t.keys.key(x.method(), req, custom)
-	x.ctx, x.release = contextOf(req)
+	x.heedCancel()
 	return x
 }
 
-// contextOf is a request's context, ended by its Cancel as well, if it has one. That
-// is how an http.Client ends what takes longer than its Timeout.
-func contextOf(req *http.Request) (ctx context.Context, release func()) {
-	cancelled := req.Cancel //nolint:staticcheck // http.Client sets it
-	if cancelled == nil {
-		return req.Context(), func() {}
+// heedCancel gives the exchange a context that the request's Cancel can end, if it
+// has one. That is how an http.Client ends what takes longer than its Timeout.
+func (x *trExchange) heedCancel() {
+	x.ctx, x.release = x.req.Context(), func() {}
+	x.cancelled = x.req.Cancel //nolint:staticcheck // http.Client sets it
+	if x.cancelled == nil {
+		return
 	}
-	ctx, cancel := context.WithCancelCause(req.Context())
-	go func() {
-		select {
-		case <-cancelled:
-			cancel(errCancelled)
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(context.Canceled) }
+	x.ctx, x.cancel = context.WithCancelCause(x.ctx)
+	x.release = func() { x.cancel(context.Canceled) }
+}
+
+// watch sees to it that Cancel does end the context, from now on. load does that by
+// itself: what is answered from there needs no goroutine for it.
+func (x *trExchange) watch() {
+	if x.cancelled == nil {
+		return
+	}
+	x.watched.Do(func() {
+		go func() {
+			select {
+			case <-x.cancelled:
+				x.cancel(errCancelled)
+			case <-x.ctx.Done():
+			}
+		}()
+	})
 }
 
 var errCancelled = fmt.Errorf("middleware: the request's Cancel was closed: %w", context.Canceled)
@@ -186,18 +201,24 @@ func (x *trExchange) load(slot trSlot, force bool) (*trOpening, guard.Result[*pa
 		r, err := ask(ctx, slot.key, x.fetch(slot))
 		done <- loaded{r, err}
 	}()
-	select {
-	case op := <-x.opened:
-		return op, guard.Result[*page]{}, nil
-	case l := <-done:
-		if l.err != nil || l.r.Source == guard.Fetched || l.r.Source == guard.UnguardedFetch {
-			select { // both may be there: a short body ends at once
-			case op := <-x.opened:
-				return op, l.r, nil
-			default:
+	cancelled := x.cancelled
+	for {
+		select {
+		case <-cancelled:
+			cancelled = nil
+			x.cancel(errCancelled) // and so done is near
+		case op := <-x.opened:
+			return op, guard.Result[*page]{}, nil
+		case l := <-done:
+			if l.err != nil || l.r.Source == guard.Fetched || l.r.Source == guard.UnguardedFetch {
+				select { // both may be there: a short body ends at once
+				case op := <-x.opened:
+					return op, l.r, nil
+				default:
+				}
 			}
+			return nil, l.r, l.err
 		}
-		return nil, l.r, l.err
 	}
 }
 
@@ -236,6 +257,7 @@ func (x *trExchange) renewed(by304 bool) {
 
 // peek is what is stored for the request, and where that is or would be.
 func (x *trExchange) peek(slot trSlot) (*trFound, trSlot, bool) {
+	x.watch()
 	for range 2 {
 		r, err := x.t.guard.Peek(x.ctx, slot.key)
 		if err != nil {
@@ -311,6 +333,7 @@ func (x *trExchange) validate(slot trSlot, found *trFound) (*http.Response, erro
 	if x.control.OnlyIfCached {
 		return x.gatewayTimeout(), nil
 	}
+	x.watch()
 	ctx, cancel := context.WithCancel(x.ctx)
 	defer cancel() // what is opened is handed, or adopted, by then
 	r, err := x.ask(ctx, found.page, trCall{})
