@@ -85,10 +85,6 @@ func (e *ExhaustedError) Error() string {
 	return fmt.Sprintf("guard: the budget %q is exhausted, retry after %v", e.Budget, e.RetryAfter)
 }
 
-// desertedEvery is how often a flight that waits for its budget looks whether
-// anybody still waits for it.
-const desertedEvery = 50 * time.Millisecond
-
 // errNotWanted ends the wait for a budget when the fetch is of no use any more.
 var errNotWanted = callers.ErrUnwanted
 
@@ -120,12 +116,15 @@ func (p *pursuit) afford(f *fill, lease *cache.Lease) error {
 	case p.fs.lone(p.f):
 		s.MaxWait = withinDeadline(s.MaxWait, p.call.ctx)
 	}
-	ctx, cancel := context.WithCancelCause(p.ctx)
-	defer cancel(nil)
+	ctx := p.ctx
 	if s.MaxWait > 0 {
-		watching := make(chan struct{})
-		go func() { defer close(watching); p.untilNotWanted(ctx, lease, cancel) }()
-		defer func() { cancel(nil); <-watching }()
+		var lost <-chan struct{}
+		if lease != nil {
+			lost = lease.Lost()
+		}
+		var stop func()
+		ctx, stop = callers.WhileWanted(ctx, lost, p.Deserted)
+		defer stop()
 	}
 	return p.spend(ctx, p.call.key, s, f)
 }
@@ -161,29 +160,6 @@ func (p *pursuit) spared() (o *outcome, done func()) {
 	return p.unaffordable(nil, err), done
 }
 
-// untilNotWanted cancels the wait when the lease is lost or all callers have
-// left. It returns with ctx.
-func (p *pursuit) untilNotWanted(ctx context.Context, lease *cache.Lease, cancel context.CancelCauseFunc) {
-	var lost <-chan struct{}
-	if lease != nil {
-		lost = lease.Lost()
-	}
-	look := time.NewTicker(desertedEvery)
-	defer look.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-lost:
-			cancel(errNotWanted)
-		case <-look.C:
-			if p.fs.deserted(p.f) {
-				cancel(errNotWanted)
-			}
-		}
-	}
-}
-
 // affordAlone is afford for a caller who fetches for itself.
 func (e *engine) affordAlone(ctx context.Context, key string, f *fill) error {
 	if e.policy.Budget == nil {
@@ -203,30 +179,10 @@ func (e *engine) affordMany(ctx context.Context, key string, s Spending, f *fill
 	if e.policy.Budget == nil {
 		return nil
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	if s.MaxWait > 0 {
-		watching := make(chan struct{})
-		go func() {
-			defer close(watching)
-			look := time.NewTicker(desertedEvery)
-			defer look.Stop()
-			for {
-				select {
-				case <-unwanted:
-					cancel(errNotWanted)
-					return
-				case <-look.C:
-					if deserted != nil && deserted() {
-						cancel(errNotWanted)
-						return
-					}
-				case <-ctx.Done():
-					return
-				}
-			}
-		}()
-		defer func() { cancel(nil); <-watching }()
+		var stop func()
+		ctx, stop = callers.WhileWanted(ctx, unwanted, deserted)
+		defer stop()
 	}
 	return e.spend(ctx, key, s, f)
 }

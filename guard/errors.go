@@ -81,8 +81,9 @@ func RetryAfter(err error, d time.Duration) error {
 }
 
 // A RemoteError is the failure of a fetch that ran in another process, or, while
-// a pause lasts, of an earlier one in any. It unwraps to the sentinels it wrapped there, as far as [Policy.Errors] registers
-// them, so that errors.Is works across machines.
+// a pause lasts, of an earlier one in any. It unwraps to the sentinels it wrapped
+// there, as far as [Policy.Errors] registers them, so that errors.Is works across
+// machines.
 type RemoteError struct {
 	Text       string        // the error's text
 	Sentinels  []error       // registered errors that it wrapped

@@ -138,8 +138,9 @@ type Policy struct {
 	Quarantine time.Duration
 
 	// WaitTimeout bounds how long one call waits for a fetch that somebody else
-	// runs, or, with Redis away, to be among MaxUnguarded; the caller's context may end the wait sooner. Default FetchTimeout
-	// plus MaxBudgetWait plus Lease: when a holder must have given up.
+	// runs, or, with Redis away, to be among MaxUnguarded; the caller's context may
+	// end the wait sooner. Default FetchTimeout plus MaxBudgetWait plus Lease: when
+	// a holder must have given up.
 	WaitTimeout time.Duration
 
 	// OnWaitTimeout says what a call gets then. Default StaleOrError.

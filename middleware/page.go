@@ -1,7 +1,9 @@
 package middleware
 
 import (
+	"crypto/rand"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -278,3 +280,10 @@ var errNotWhole = errors.New("middleware: the handler's response ended before it
 
 // contains reports whether an index has a variant.
 func (ix *index) contains(variant string) bool { return slices.Contains(ix.variants, variant) }
+
+// randomName is 16 hexadecimal digits that nobody else has drawn.
+func randomName() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}

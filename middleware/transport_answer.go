@@ -126,6 +126,7 @@ func (x *trExchange) stream(op *trOpening) *http.Response {
 	resp := new(http.Response)
 	*resp = *from
 	resp.Header, resp.Body, resp.Request = h, op.body, x.req
+	x.watch()
 	x.streams, op.body.release = true, x.release
 	op.body.resp = resp // whose trailers are filled when the body has ended
 	return resp

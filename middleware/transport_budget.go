@@ -67,10 +67,6 @@ func (p *HostPolicy) cost(req *http.Request, resp *http.Response) int {
 	return max(p.Cost(req, resp), 0)
 }
 
-// desertedEvery is how often a call that waits for its budget looks whether anybody
-// still waits for it.
-const desertedEvery = 50 * time.Millisecond
-
 // spend pays for a call, waiting for it as long as it is of use to somebody.
 func (c trCall) spend(ctx context.Context, cost int, hold time.Duration) (guard.Expense, error) {
 	s := guard.Spending{Cost: cost, Priority: c.p.Priority, MaxWait: c.p.MaxBudgetWait, MaxHold: hold}
@@ -89,24 +85,8 @@ func (c trCall) spend(ctx context.Context, cost int, hold time.Duration) (guard.
 	if s.MaxWait == 0 || c.callers == nil {
 		return c.p.Budget.Spend(ctx, s)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	watching := make(chan struct{})
-	go func() {
-		defer close(watching)
-		look := time.NewTicker(desertedEvery)
-		defer look.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-look.C:
-				if c.callers.Deserted() {
-					cancel(callers.ErrUnwanted)
-				}
-			}
-		}
-	}()
-	defer func() { cancel(nil); <-watching }()
+	ctx, stop := callers.WhileWanted(ctx, nil, c.callers.Deserted)
+	defer stop()
 	return c.p.Budget.Spend(ctx, s)
 }
 

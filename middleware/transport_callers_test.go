@@ -1,15 +1,19 @@
 package middleware_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
@@ -97,6 +101,62 @@ func TestTransportHeedsCancel(t *testing.T) {
 		}
 		resp.Body.Close()
 	}
+}
+
+// Whatever a request waits for, it ends with its Cancel, before the upstream has
+// answered.
+func TestTransportHeedsCancelWhileItWaits(t *testing.T) {
+	release := make(chan struct{})
+	var slow atomic.Bool
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		if slow.Load() {
+			<-release
+		}
+		w.Header().Set("Cache-Control", "no-cache")
+		w.Header().Set("ETag", `"1"`)
+	})
+	open := memoryFleet(t)
+	tr, other := newTransport(t, open()), newTransport(t, open())
+	waitUntil(t, func() bool {
+		ask(t, tr, v.URL+"/stored")
+		return v.last().Header.Get("If-None-Match") != ""
+	})
+	slow.Store(true)
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer close(release)
+	// waiting gives up a request once it waits, as somebody else can tell.
+	waiting := func(path string, waits func() bool) {
+		t.Helper()
+		cancel := make(chan struct{})
+		req, _ := http.NewRequest("GET", v.URL+path, nil)
+		req.Cancel = cancel //nolint:staticcheck // it is what this is about
+		ended := make(chan error, 1)
+		go func() {
+			resp, err := tr.RoundTrip(req)
+			if err == nil {
+				resp.Body.Close()
+			}
+			ended <- err
+		}()
+		waitUntil(t, waits)
+		close(cancel)
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: it ended with %v", path, err)
+		}
+	}
+	called := func() func() bool {
+		before := v.calls.Load()
+		return func() bool { return v.calls.Load() > before }
+	}
+	waiting("/stored", called()) // for its validation
+	waiting("/own", called())
+	ofOther := called()
+	others.Go(func() { ask(t, other, v.URL+"/other") })
+	waitUntil(t, ofOther)
+	waiting("/other", func() bool {
+		return slices.ContainsFunc(tr.Stats().InFlight, func(f guard.Flight) bool { return f.Role == "waiting" })
+	})
 }
 
 // closes is a body that counts when it is closed, once.

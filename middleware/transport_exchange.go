@@ -26,6 +26,10 @@ type trExchange struct {
 	came     time.Time
 	rules    rfc9111.Options
 
+	cancelled <-chan struct{} // the request's Cancel
+	cancel    context.CancelCauseFunc
+	watched   sync.Once
+
 	fwd rfc9111.Fwd // why a call is made, if one is
 
 	streams bool // the client is given a response that is on its way
@@ -64,26 +68,37 @@ func (t *Transport) newExchange(p *HostPolicy, req *http.Request, custom string)
 		fwd: rfc9111.FwdURIMiss, opened: make(chan *trOpening, 1),
 	}
 	x.key, x.personal = t.keys.key(x.method(), req, custom)
-	x.ctx, x.release = contextOf(req)
+	x.heedCancel()
 	return x
 }
 
-// contextOf is a request's context, ended by its Cancel as well, if it has one. That
-// is how an http.Client ends what takes longer than its Timeout.
-func contextOf(req *http.Request) (ctx context.Context, release func()) {
-	cancelled := req.Cancel //nolint:staticcheck // http.Client sets it
-	if cancelled == nil {
-		return req.Context(), func() {}
+// heedCancel gives the exchange a context that the request's Cancel can end, if it
+// has one. That is how an http.Client ends what takes longer than its Timeout.
+func (x *trExchange) heedCancel() {
+	x.ctx, x.release = x.req.Context(), func() {}
+	x.cancelled = x.req.Cancel //nolint:staticcheck // http.Client sets it
+	if x.cancelled == nil {
+		return
 	}
-	ctx, cancel := context.WithCancelCause(req.Context())
-	go func() {
-		select {
-		case <-cancelled:
-			cancel(errCancelled)
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(context.Canceled) }
+	x.ctx, x.cancel = context.WithCancelCause(x.ctx)
+	x.release = func() { x.cancel(context.Canceled) }
+}
+
+// watch sees to it that Cancel does end the context, from now on. load does that by
+// itself: what is answered from there needs no goroutine for it.
+func (x *trExchange) watch() {
+	if x.cancelled == nil {
+		return
+	}
+	x.watched.Do(func() {
+		go func() {
+			select {
+			case <-x.cancelled:
+				x.cancel(errCancelled)
+			case <-x.ctx.Done():
+			}
+		}()
+	})
 }
 
 var errCancelled = fmt.Errorf("middleware: the request's Cancel was closed: %w", context.Canceled)
@@ -186,18 +201,24 @@ func (x *trExchange) load(slot trSlot, force bool) (*trOpening, guard.Result[*pa
 		r, err := ask(ctx, slot.key, x.fetch(slot))
 		done <- loaded{r, err}
 	}()
-	select {
-	case op := <-x.opened:
-		return op, guard.Result[*page]{}, nil
-	case l := <-done:
-		if l.err != nil || l.r.Source == guard.Fetched || l.r.Source == guard.UnguardedFetch {
-			select { // both may be there: a short body ends at once
-			case op := <-x.opened:
-				return op, l.r, nil
-			default:
+	cancelled := x.cancelled
+	for {
+		select {
+		case <-cancelled:
+			cancelled = nil
+			x.cancel(errCancelled) // and so done is near
+		case op := <-x.opened:
+			return op, guard.Result[*page]{}, nil
+		case l := <-done:
+			if l.err != nil || l.r.Source == guard.Fetched || l.r.Source == guard.UnguardedFetch {
+				select { // both may be there: a short body ends at once
+				case op := <-x.opened:
+					return op, l.r, nil
+				default:
+				}
 			}
+			return nil, l.r, l.err
 		}
-		return nil, l.r, l.err
 	}
 }
 
@@ -236,6 +257,7 @@ func (x *trExchange) renewed(by304 bool) {
 
 // peek is what is stored for the request, and where that is or would be.
 func (x *trExchange) peek(slot trSlot) (*trFound, trSlot, bool) {
+	x.watch()
 	for range 2 {
 		r, err := x.t.guard.Peek(x.ctx, slot.key)
 		if err != nil {
@@ -311,6 +333,7 @@ func (x *trExchange) validate(slot trSlot, found *trFound) (*http.Response, erro
 	if x.control.OnlyIfCached {
 		return x.gatewayTimeout(), nil
 	}
+	x.watch()
 	ctx, cancel := context.WithCancel(x.ctx)
 	defer cancel() // what is opened is handed, or adopted, by then
 	r, err := x.ask(ctx, found.page, trCall{})
@@ -364,55 +387,3 @@ func (x *trExchange) replace(slot trSlot, r *trReply) error {
 	r.d.hand()
 	return nil
 }
-
-// adopt stores a page, or what is on its way, under the lease of a slot: whoever
-// asks for it then waits. It returns false if it couldn't get the lease, and
-// finish isn't called then. The download, if there is one, ends with that lease's
-// fetch from then on.
-func (x *trExchange) adopt(slot trSlot, d *trDownload, finish func(*guard.Fill[*page]) (*page, error)) bool {
-	var (
-		mu        sync.Mutex
-		withdrawn bool
-		claimed   = make(chan struct{})
-		once      bool
-		done      = make(chan struct{})
-	)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(x.ctx))
-	go func() {
-		defer close(done)
-		defer cancel()
-		_, _ = x.t.guard.Reload(ctx, slot.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
-			mu.Lock()
-			mine := !withdrawn && !once && !f.Private
-			once = once || mine
-			mu.Unlock()
-			if !mine { // too late, or again after a loss: others may wait for it by now
-				return x.fetch(slot)(ctx, f)
-			}
-			if d != nil {
-				d.tie(ctx)
-			}
-			close(claimed)
-			return finish(f)
-		})
-	}()
-	timer := time.NewTimer(adoptWithin)
-	defer timer.Stop()
-	select {
-	case <-claimed:
-		return true
-	case <-done:
-	case <-timer.C:
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if once {
-		return true
-	}
-	withdrawn = true
-	cancel()
-	return false
-}
-
-// adoptWithin bounds the wait for a lease for what is on its way already.
-const adoptWithin = 100 * time.Millisecond

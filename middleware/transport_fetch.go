@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -12,13 +11,9 @@ import (
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-const (
-	// trIndexTTL is how long it is remembered what a URL's responses vary on.
-	trIndexTTL = 24 * time.Hour
-	// failurePause is how long an upstream that fails isn't asked again for what
-	// can be served stale meanwhile.
-	failurePause = time.Second
-)
+// failurePause is how long an upstream that fails isn't asked again for what
+// can be served stale meanwhile.
+const failurePause = time.Second
 
 // fetch is the guard's fetch of a slot by this exchange. It returns when the
 // response's body is whole, or at its header if it isn't to be shared.
@@ -139,89 +134,6 @@ func (x *trExchange) whyForwarded() rfc9111.Fwd {
 	return x.fwd
 }
 
-// A trDecision is what is to become of a response.
-type trDecision struct {
-	storable bool
-	detail   string // why not
-	page     *page  // without its body
-}
-
-// decide applies the rules for storing a response.
-func (x *trExchange) decide(status int, header http.Header, began, arrived time.Time) trDecision {
-	kept := header
-	if !x.t.opts.StoreSetCookie {
-		kept = header.Clone()
-		delete(kept, "Set-Cookie")
-		delete(kept, "Set-Cookie2")
-	}
-	resp := &rfc9111.Response{Status: status, Header: kept, RequestTime: began, ResponseTime: arrived}
-	dec := rfc9111.Store(x.asStored(), resp, x.rules)
-	names := dec.Vary
-	if len(kept["Content-Encoding"]) > 0 && len(x.req.Header["Accept-Encoding"]) > 0 && !slices.Contains(names, "Accept-Encoding") {
-		// It should have said so: who didn't ask for an encoding couldn't read it.
-		names = append(slices.Clone(names), "Accept-Encoding")
-		slices.Sort(names)
-	}
-	d := trDecision{
-		// What is private is for who is known by the key, or it would be for anybody.
-		storable: dec.For == rfc9111.Anyone || (dec.For == rfc9111.User && x.personal),
-		detail:   string(dec.Reason),
-		page: &page{
-			status: status, header: rfc9111.StoredHeader(resp, dec.Control, x.rules), freshness: dec.Freshness,
-			vary: names, variant: rfc9111.VariantKey(names, x.req),
-		},
-	}
-	if d.storable {
-		d.detail = ""
-	}
-	return d
-}
-
-// asStored is the request as the rules for storing see it. A HEAD has a key of its
-// own, so it is stored as a GET is. In a shared cache all credentials count as
-// Authorization does.
-func (x *trExchange) asStored() *http.Request {
-	req := &http.Request{Method: http.MethodGet, Header: x.req.Header}
-	if x.rules.Shared && x.personal && len(x.req.Header["Authorization"]) == 0 {
-		req.Header = x.req.Header.Clone()
-		if req.Header == nil {
-			req.Header = http.Header{}
-		}
-		req.Header.Set("Authorization", "some")
-	}
-	return req
-}
-
-// alwaysValidated reports whether a page is of no use before it was validated. It
-// is not worth waiting for then: each request has to ask for itself.
-func alwaysValidated(f rfc9111.Freshness) bool {
-	return f.NoCache || (f.Lifetime <= f.InitialAge && f.StaleWhileRevalidate == 0)
-}
-
-// keep sets the terms on which a page is stored. Its age goes on from now.
-func (x *trExchange) keep(f *guard.Fill[*page], p *page, body []byte, trailer http.Header) (*page, error) {
-	p.body, p.trailer = body, trailer
-	fresh := &p.freshness
-	past := max(fresh.StaleWhileRevalidate, fresh.StaleIfError)
-	if x.t.opts.Keep != guard.Off && rfc9111.HasValidator(p.header) {
-		past = max(past, x.t.opts.Keep)
-	}
-	f.Private, f.StaleUse = false, guard.ServeStale
-	left := fresh.Lifetime - fresh.InitialAge
-	switch {
-	case alwaysValidated(*fresh):
-		// The guard is to give it to everybody at once, for each to validate.
-		f.TTL, f.StaleFor = max(past, time.Millisecond), guard.Off
-	case fresh.StaleWhileRevalidate > 0:
-		f.TTL, f.StaleFor = max(left, time.Millisecond), past
-	case past > 0:
-		f.TTL, f.StaleFor, f.StaleUse = left, past, guard.OnlyValidate
-	default:
-		f.TTL, f.StaleFor = left, guard.Off
-	}
-	return p, nil
-}
-
 // renew stores a page that a 304 has said is good.
 func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page], r *trReply, stale *page) (*page, error) {
 	r.d.discard()
@@ -236,16 +148,6 @@ func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page
 	}
 	dec.page.body, dec.page.trailer = stale.body, stale.trailer
 	return dec.page, nil
-}
-
-// covers reports whether what is kept in a slot may vary on names.
-func covers(slot trSlot, names []string) bool {
-	for _, name := range names {
-		if slot.ix == nil || !slices.Contains(slot.ix.names, name) {
-			return false
-		}
-	}
-	return true
 }
 
 // receive decides at the header what becomes of a response that others wait for.
@@ -289,54 +191,6 @@ func (x *trExchange) record(f *guard.Fill[*page], op *trOpening, dec trDecision)
 	}
 	dec.page.freshness.InitialAge += time.Since(op.arrived)
 	return x.keep(f, dec.page, d.buf[:len(d.buf):len(d.buf)], d.trailer())
-}
-
-// branch stores a response that varies on names which its slot doesn't know, in a
-// slot of its own, and says in the index that there are such. The lease of that
-// slot is taken before the index is known, so that who waits now waits there.
-//
-// An index is changed under the lease of the URL's own key alone, and what is stored
-// with a new one was called for under that lease: so what a Delete of the index has
-// put out of reach stays there.
-func (x *trExchange) branch(_ context.Context, slot trSlot, f *guard.Fill[*page], op *trOpening, dec trDecision, indexed *page) (*page, error) {
-	ix := &index{gen: f.IdempotencyKey, names: dec.page.vary}
-	known := slot.ix
-	if indexed != nil {
-		known = indexed.ix
-	}
-	if known != nil && covers(trSlot{ix: known}, dec.page.vary) {
-		ix = known // the variants that are there stay reachable
-	} else if known != nil {
-		ix.names = append(slices.Clone(known.names), dec.page.vary...)
-		slices.Sort(ix.names)
-		ix.names = slices.Compact(ix.names)
-	}
-	if slot.ix != nil {
-		// This call was made under the lease of an old variant, and only its client
-		// gets what it brought. The next one finds the index right.
-		op.stored, op.detail = false, "vary"
-		f.Private = true
-		x.offer(op)
-		op.d.hand()
-		x.adopt(trSlot{key: x.key}, nil, func(f *guard.Fill[*page]) (*page, error) { return keepIndex(f, ix) })
-		return &page{}, nil
-	}
-	x.offer(op)
-	x.adoptDownload(trSlot{key: x.t.keys.variant(x.key, ix, x.req), ix: ix}, op, dec)
-	return keepIndex(f, ix)
-}
-
-func keepIndex(f *guard.Fill[*page], ix *index) (*page, error) {
-	f.TTL, f.StaleFor, f.StaleUse = trIndexTTL, trIndexTTL, guard.OnlyValidate
-	return &page{ix: ix}, nil
-}
-
-// adoptDownload records what is on its way under the lease of another slot, or
-// else leaves it to its client.
-func (x *trExchange) adoptDownload(slot trSlot, op *trOpening, dec trDecision) {
-	if !x.adopt(slot, op.d, func(f *guard.Fill[*page]) (*page, error) { return x.record(f, op, dec) }) {
-		op.d.hand()
-	}
 }
 
 // alone gives the client a response that nobody waits for. If such may be stored

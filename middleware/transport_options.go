@@ -122,8 +122,9 @@ type HostPolicy struct {
 
 	// Key tells requests apart in place of their URL, for those who know that some
 	// of it means nothing. Method and credentials count all the same, those in the
-	// URL's userinfo and query, too; not those in its path. The empty key means that a request is passed on and nothing stored. It is called with a
-	// request that it must not change. Default: the URL.
+	// URL's userinfo and query, too; not those in its path. The empty key means that
+	// a request is passed on and nothing stored. It is called with a request that it
+	// must not change. Default: the URL.
 	Key func(*http.Request) string
 
 	// MaxBody bounds a body that is stored, in bytes. A longer one streams through.

@@ -76,6 +76,22 @@ func (k *kind) timeout(rng *rand.Rand) time.Duration {
 // takes draws how long a fetch takes.
 func (k *kind) takes(rng *rand.Rand) time.Duration { return k.fetch/2 + upTo(rng, k.fetch/2) }
 
+// take lets a fetch's time pass. Errors: the cause of its context's end, to which
+// some kinds are deaf.
+func (k *kind) take(ctx context.Context, took time.Duration) error {
+	timer := time.NewTimer(took)
+	defer timer.Stop()
+	if k.deaf {
+		ctx = context.Background()
+	}
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 func (c *child) under() int {
 	c.getsMu.Lock()
 	defer c.getsMu.Unlock()
@@ -140,16 +156,9 @@ func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, t
 		c.write(&report{End: f})
 	}()
 	fill.Private = k.name == kindPrivate
-	timer := time.NewTimer(took)
-	defer timer.Stop()
-	if k.deaf {
-		ctx = context.Background()
-	}
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+	if err := k.take(ctx, took); err != nil {
 		returned = true
-		return "", context.Cause(ctx)
+		return "", err
 	}
 	if k.name == kindFailing {
 		err = fail(key)

@@ -67,16 +67,9 @@ func (c *child) fetchMany(ctx context.Context, k *kind, fs []*Fetch, callers map
 			c.write(&report{End: f})
 		}
 	}()
-	timer := time.NewTimer(took)
-	defer timer.Stop()
-	if k.deaf {
-		ctx = context.Background()
-	}
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+	if err := k.take(ctx, took); err != nil {
 		returned = true
-		return nil, context.Cause(ctx)
+		return nil, err
 	}
 	values := make(map[string]string, len(fs))
 	errs := map[string]error{}

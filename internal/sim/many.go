@@ -7,7 +7,6 @@ import (
 	"hash/fnv"
 	"maps"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,10 +126,8 @@ func (o *op) fetched(all []*fetch) (map[string]string, error) {
 		switch f.ending {
 		case value:
 			got[f.key] = text
-		case failure:
-			errs[f.key] = fmt.Errorf("%w: %s", errUpstream, text)
-		case retryAfter:
-			errs[f.key] = o.later(first.rng, text)
+		case failure, retryAfter:
+			errs[f.key] = o.fail(first.rng, f.ending, text)
 		}
 	}
 	for i := range o.w.plan.keys {
@@ -139,25 +136,13 @@ func (o *op) fetched(all []*fetch) (map[string]string, error) {
 			got[key] = key + " unasked" // must reach nobody
 		}
 	}
-	text := strings.Join(texts, " and ")
-	switch first.whole {
-	case value:
-		if len(errs) > 0 {
-			return got, fmt.Errorf("some: %w", &guard.BatchError{Errs: errs})
-		}
-		return got, nil
-	case panics:
-		panic(text)
-	case panicsError:
-		panic(fmt.Errorf("%w: %s", errUpstream, text))
-	case exits:
-		runtime.Goexit()
-	case notFound:
-		return got, fmt.Errorf("%w: %s", guard.ErrNotFound, text)
-	case retryAfter:
-		return got, o.later(first.rng, text)
+	if err := o.fail(first.rng, first.whole, strings.Join(texts, " and ")); err != nil {
+		return got, err
 	}
-	return got, fmt.Errorf("%w: %s", errUpstream, text)
+	if len(errs) > 0 {
+		return got, fmt.Errorf("some: %w", &guard.BatchError{Errs: errs})
+	}
+	return got, nil
 }
 
 // gaveMany checks what a call of GetMany was given, each key by itself.

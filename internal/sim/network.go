@@ -3,7 +3,6 @@ package sim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -13,8 +12,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/stampedeguard/stampede/cache"
 )
 
 // weather is what a process's way to Redis is like.
@@ -52,49 +49,6 @@ type network struct {
 	wires   []*wire
 	arrived int
 }
-
-// A call is a command, or a pipeline of them, on its way.
-type call struct {
-	n        *network
-	cmds     []redis.Cmder
-	commands []*command
-	op       *op // whose it is, nil: the store's own
-	label    string
-	arrival  int
-
-	request, answer chan verdict // the scheduler's decisions
-
-	// Guarded by network.mu.
-	state callState
-	torn  bool // only the first of its commands arrived: it gets no answer
-}
-
-// A command is one of a call's.
-type command struct {
-	c     *call
-	place int
-	name  string // of the script, or the command
-	key   string // a script's, as the server knows it
-	token string // what acquire, fill, fail, release and extend name
-}
-
-type callState byte
-
-const (
-	waiting  callState = iota // for its way to Redis
-	executed                  // and its answer is held
-	ghost                     // the client has given up, and Redis may still get it
-	gone
-)
-
-// A verdict is what becomes of a request or an answer; nil: it goes through.
-type verdict error
-
-// torn is the verdict on a pipeline whose connection ends in the middle: so many
-// of its commands, or of their answers, arrive.
-type torn int
-
-func (torn) Error() string { return errCut.Error() }
 
 func (n *network) isDead() bool {
 	select {
@@ -202,132 +156,6 @@ func (n *network) fail(cmds []redis.Cmder, why error) error {
 		cmd.SetErr(why)
 	}
 	return why
-}
-
-func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
-	c := &call{
-		n: n, cmds: slices.Clone(cmds),
-		request: make(chan verdict), answer: make(chan verdict),
-	}
-	c.op = caller(ctx)
-	var labels []string
-	for i, cmd := range cmds {
-		m := &command{c: c, place: i}
-		labels = append(labels, n.describe(m, cmd))
-		c.commands = append(c.commands, m)
-	}
-	if c.joint() {
-		c.op = nil // of several, and sent in the name of the first
-	}
-	slices.Sort(labels) // a pipeline's order is that of a map
-	c.label = fmt.Sprintf("%v %s", c.op, strings.Join(slices.Compact(labels), ", "))
-	for _, m := range c.commands {
-		n.owner.w.nameToken(m)
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.arrived++
-	c.arrival = n.arrived
-	n.calls = append(n.calls, c)
-	return c
-}
-
-// joint reports whether a call may have what several ops ask of leases.
-func (c *call) joint() bool {
-	switch c.commands[0].name {
-	case "acquire", "fill", "fail", "release":
-		return len(c.commands) > 1
-	}
-	return false
-}
-
-// describe names a command, and puts the mutant in the place of a script.
-func (n *network) describe(m *command, cmd redis.Cmder) (label string) {
-	args := cmd.Args()
-	m.name = strings.ToLower(cmd.Name())
-	if m.is("mget") {
-		label = m.name
-		for _, key := range args[1:] {
-			label += " " + *key.(*string)
-		}
-		return label
-	}
-	if m.name != "evalsha" && m.name != "eval" {
-		if len(args) > 1 {
-			if key, ok := args[1].(string); ok {
-				return m.name + " " + key
-			}
-		}
-		return m.name
-	}
-	source := args[1].(string)
-	how := ""
-	if m.is("eval") {
-		how = " (source)"
-	}
-	m.name = n.scripts.names[source]
-	if swapped, ok := n.scripts.swap[source]; ok {
-		args[1] = swapped
-	}
-	keys := args[2].(int)
-	m.key = strings.TrimSuffix(strings.TrimSuffix(fmt.Sprint(args[3]), ":lease"), ":tries")
-	switch m.name {
-	case "acquire", "fill", "fail", "release", "extend":
-		m.token = string(args[3+keys].([]byte))
-	case "set":
-		m.token = string(args[3+keys].([]byte)[:cache.TokenSize])
-	}
-	label = m.name + how + " " + fmt.Sprint(args[3])
-	if m.is("release") || m.is("extend") {
-		label += " of " + n.owner.w.tokenName(string(args[3+keys].([]byte)))
-	}
-	return label
-}
-
-// arg is an argument of a command's script, after its keys.
-func (m *command) arg(i int) string {
-	args := m.c.cmds[m.place].Args()
-	switch v := args[3+args[2].(int)+i].(type) {
-	case []byte:
-		return string(v)
-	case string:
-		return v
-	default:
-		return fmt.Sprint(v)
-	}
-}
-
-// reply is the script's reply, nil if it gave none.
-func (m *command) reply() any {
-	n := m.c.n
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	cmd, ok := m.c.cmds[m.place].(interface{ Result() (any, error) })
-	if !ok {
-		return nil
-	}
-	v, err := cmd.Result()
-	if err != nil {
-		return nil
-	}
-	return v
-}
-
-func (m *command) is(name string) bool { return m.name == name }
-
-// on is the command of the call that is about the key, preferably about one of
-// the tokens; else any.
-func (c *call) on(key string, tokens ...string) *command {
-	found := c.commands[0]
-	for _, m := range c.commands {
-		if m.key == key && m.token != "" && slices.Contains(tokens, m.token) {
-			return m
-		}
-		if m.key == key && found.key != key {
-			found = m
-		}
-	}
-	return found
 }
 
 func (n *network) leave(c *call) {
@@ -475,37 +303,3 @@ func (c *client) Subscribe(ctx context.Context, channels ...string) *redis.PubSu
 }
 
 func (c *client) Close() error { return errors.Join(c.Client.Close(), c.sub.Close()) }
-
-// tokenName is a token as it stands in the trace: by the call that sent it, as
-// the token itself is random.
-func (w *world) tokenName(t string) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch name, ok := w.tokens[t]; {
-	case t == "":
-		return "none"
-	case ok:
-		return name
-	case len(t) == cache.TokenSize && w.byName[t[:8]] != nil:
-		return fmt.Sprintf("p%d#?", w.byName[t[:8]].id)
-	}
-	return "foreign"
-}
-
-// nameToken gives a token that is sent for the first time its name.
-func (w *world) nameToken(m *command) {
-	t, c := m.token, m.c
-	if t == "" {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if _, ok := w.tokens[t]; ok {
-		return
-	}
-	// Not by whose it is: flights of one process that ask at one moment may do so
-	// in any order.
-	name := fmt.Sprintf("p%d/%s", c.n.proc, userKey(m.key))
-	w.named[name]++
-	w.tokens[t] = fmt.Sprintf("%s#%d", name, w.named[name])
-}

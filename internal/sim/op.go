@@ -217,11 +217,6 @@ func (p *plan) readyAfter(rng *rand.Rand) time.Time {
 	return time.Now().Add(d)
 }
 
-// later is an error that asks everybody to wait.
-func (o *op) later(rng *rand.Rand, text string) error {
-	return guard.RetryAfter(fmt.Errorf("%w: %s", errUpstream, text), 20*ms+time.Duration(rng.Int64N(int64(200*ms))))
-}
-
 type ending byte
 
 const (
@@ -236,6 +231,26 @@ const (
 )
 
 var errUpstream = errors.New("upstream")
+
+// fail ends a fetch as was drawn: by a panic, with its goroutine or with an error;
+// nil: it has a value.
+func (o *op) fail(rng *rand.Rand, e ending, text string) error {
+	switch e {
+	case value:
+		return nil
+	case panics:
+		panic(text)
+	case panicsError:
+		panic(fmt.Errorf("%w: %s", errUpstream, text))
+	case exits:
+		runtime.Goexit()
+	case notFound:
+		return fmt.Errorf("%w: %s", guard.ErrNotFound, text)
+	case retryAfter: // everybody is to wait
+		return guard.RetryAfter(fmt.Errorf("%w: %s", errUpstream, text), 20*ms+time.Duration(rng.Int64N(int64(200*ms))))
+	}
+	return fmt.Errorf("%w: %s", errUpstream, text)
+}
 
 // fetch is the fetch function of the op's calls.
 func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) {
@@ -257,19 +272,8 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 		return "", err
 	}
 	text := f.text()
-	switch f.ending {
-	case failure:
-		return "", fmt.Errorf("%w: %s", errUpstream, text)
-	case panics:
-		panic(text)
-	case panicsError:
-		panic(fmt.Errorf("%w: %s", errUpstream, text))
-	case exits:
-		runtime.Goexit()
-	case notFound:
-		return "", fmt.Errorf("%w: %s", guard.ErrNotFound, text)
-	case retryAfter:
-		return "", o.later(o.rng, text)
+	if err := o.fail(o.rng, f.ending, text); err != nil {
+		return "", err
 	}
 	fl.Private = f.private
 	return text, nil

@@ -1,0 +1,131 @@
+package middleware
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/rfc9111"
+)
+
+// indexTTL is for how long it is remembered what a page varies on.
+const indexTTL = time.Hour
+
+// covers reports whether a lead's key tells apart what a response varies on.
+func (l *lead) covers(names []string) bool {
+	if l.ix == nil {
+		return false
+	}
+	for _, name := range names {
+		if !slices.Contains(l.ix.names, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// branch is for a response that varies, to a request for which that wasn't known.
+// The page's own key then holds the index, at once, so that nobody waits for a
+// variant that isn't theirs. The run goes on under its variant's key, whose lease
+// is had before that of the page is given back.
+func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead, passing bool) (*page, error) {
+	r := l.run
+	variant := rfc9111.VariantKey(l.d.Vary, r.req)
+	ix := &index{gen: randomName(), names: l.d.Vary, variants: []string{variant}}
+	f.TTL, f.StaleFor = indexTTL, guard.Off
+	// The variant's lease comes after the run began. With the tags the index is not
+	// stored if one was purged since, and so the variant can't be reached.
+	f.Tags = append(f.Tags, l.tags...)
+	under := *l
+	under.key, under.ix, under.variant = variantKey(l.key, ix, variant), ix, variant
+	if c.asked.withholds(r.req, l.d.Vary) {
+		r.detach() // it answers who doesn't send that header; this client goes round
+		c.disown(r)
+	}
+	begun := make(chan struct{})
+	var once sync.Once
+	c.m.background(func() {
+		_, _ = c.m.guard.Load(context.WithoutCancel(ctx), under.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+			once.Do(func() { close(begun) })
+			f.Cost = 0 // the run is paid for
+			return c.record(ctx, f, &under, passing)
+		})
+		once.Do(func() {
+			// Not asked for: somebody was ahead of us, or nothing can be stored.
+			c.note(r, decision{reason: "vary"})
+			r.goPrivate()
+			c.letStream(r)
+			close(begun)
+		})
+	})
+	select {
+	case <-begun:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	return &page{ix: ix}, nil
+}
+
+// learn adds to an index the names that a variant's response turned out to vary
+// on besides. It takes the page's lease for that, so that a purge in between wins.
+func (c *call) learn(ctx context.Context, l *lead) {
+	names := slices.Clone(l.ix.names)
+	for _, name := range l.d.Vary {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	if len(names) > rfc9111.MaxVaryNames {
+		return
+	}
+	c.changeIndex(ctx, l, func(ix *index) { ix.names, ix.variants = names, nil })
+}
+
+// enlist adds a variant to the index, which bounds their number.
+func (c *call) enlist(ctx context.Context, l *lead) {
+	if l.ix.contains(l.variant) {
+		return
+	}
+	c.changeIndex(ctx, l, func(ix *index) {
+		if !ix.contains(l.variant) {
+			ix.variants = append(ix.variants, l.variant)
+		}
+	})
+}
+
+// errIndexGone ends a change to an index. Who waited for the lease meanwhile looks
+// again.
+var errIndexGone = errors.New("middleware: the page's index has changed")
+
+func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
+	pageKey := l.key[:len(l.key)-len("\n")-len(l.ix.gen)-len(l.variant)]
+	ctx = context.WithoutCancel(ctx)
+	var begun atomic.Bool
+	fetch := func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+		begun.Store(true)
+		res, err := c.m.guard.Peek(ctx, pageKey)
+		if err != nil || res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
+			return nil, errIndexGone
+		}
+		ix := *res.Value.ix
+		ix.names, ix.variants = slices.Clone(ix.names), slices.Clone(ix.variants)
+		change(&ix)
+		f.TTL, f.StaleFor, f.Cost = max(res.TTL, time.Millisecond), guard.Off, 0
+		return &page{ix: &ix}, nil
+	}
+	c.m.background(func() {
+		// Changes at the same time share a fetch, which is one of them: the others
+		// take their turns.
+		for range c.m.opts.MaxVariants + maxRounds {
+			_, err := c.m.guard.Reload(ctx, pageKey, fetch)
+			if begun.Load() || err != nil && !errors.Is(err, errIndexGone) {
+				return
+			}
+		}
+	})
+}

@@ -1,0 +1,103 @@
+package middleware
+
+import (
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/rfc9111"
+)
+
+// A trDecision is what is to become of a response.
+type trDecision struct {
+	storable bool
+	detail   string // why not
+	page     *page  // without its body
+}
+
+// decide applies the rules for storing a response.
+func (x *trExchange) decide(status int, header http.Header, began, arrived time.Time) trDecision {
+	kept := header
+	if !x.t.opts.StoreSetCookie {
+		kept = header.Clone()
+		delete(kept, "Set-Cookie")
+		delete(kept, "Set-Cookie2")
+	}
+	resp := &rfc9111.Response{Status: status, Header: kept, RequestTime: began, ResponseTime: arrived}
+	dec := rfc9111.Store(x.asStored(), resp, x.rules)
+	names := dec.Vary
+	if len(kept["Content-Encoding"]) > 0 && len(x.req.Header["Accept-Encoding"]) > 0 && !slices.Contains(names, "Accept-Encoding") {
+		// It should have said so: who didn't ask for an encoding couldn't read it.
+		names = append(slices.Clone(names), "Accept-Encoding")
+		slices.Sort(names)
+	}
+	d := trDecision{
+		// What is private is for who is known by the key, or it would be for anybody.
+		storable: dec.For == rfc9111.Anyone || (dec.For == rfc9111.User && x.personal),
+		detail:   string(dec.Reason),
+		page: &page{
+			status: status, header: rfc9111.StoredHeader(resp, dec.Control, x.rules), freshness: dec.Freshness,
+			vary: names, variant: rfc9111.VariantKey(names, x.req),
+		},
+	}
+	if d.storable {
+		d.detail = ""
+	}
+	return d
+}
+
+// asStored is the request as the rules for storing see it. A HEAD has a key of its
+// own, so it is stored as a GET is. In a shared cache all credentials count as
+// Authorization does.
+func (x *trExchange) asStored() *http.Request {
+	req := &http.Request{Method: http.MethodGet, Header: x.req.Header}
+	if x.rules.Shared && x.personal && len(x.req.Header["Authorization"]) == 0 {
+		req.Header = x.req.Header.Clone()
+		if req.Header == nil {
+			req.Header = http.Header{}
+		}
+		req.Header.Set("Authorization", "some")
+	}
+	return req
+}
+
+// alwaysValidated reports whether a page is of no use before it was validated. It
+// is not worth waiting for then: each request has to ask for itself.
+func alwaysValidated(f rfc9111.Freshness) bool {
+	return f.NoCache || (f.Lifetime <= f.InitialAge && f.StaleWhileRevalidate == 0)
+}
+
+// covers reports whether what is kept in a slot may vary on names.
+func covers(slot trSlot, names []string) bool {
+	for _, name := range names {
+		if slot.ix == nil || !slices.Contains(slot.ix.names, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// keep sets the terms on which a page is stored. Its age goes on from now.
+func (x *trExchange) keep(f *guard.Fill[*page], p *page, body []byte, trailer http.Header) (*page, error) {
+	p.body, p.trailer = body, trailer
+	fresh := &p.freshness
+	past := max(fresh.StaleWhileRevalidate, fresh.StaleIfError)
+	if x.t.opts.Keep != guard.Off && rfc9111.HasValidator(p.header) {
+		past = max(past, x.t.opts.Keep)
+	}
+	f.Private, f.StaleUse = false, guard.ServeStale
+	left := fresh.Lifetime - fresh.InitialAge
+	switch {
+	case alwaysValidated(*fresh):
+		// The guard is to give it to everybody at once, for each to validate.
+		f.TTL, f.StaleFor = max(past, time.Millisecond), guard.Off
+	case fresh.StaleWhileRevalidate > 0:
+		f.TTL, f.StaleFor = max(left, time.Millisecond), past
+	case past > 0:
+		f.TTL, f.StaleFor, f.StaleUse = left, past, guard.OnlyValidate
+	default:
+		f.TTL, f.StaleFor = left, guard.Off
+	}
+	return p, nil
+}
