@@ -19,7 +19,7 @@ const trIndexTTL = 24 * time.Hour
 // An index is changed under the lease of the URL's own key alone, and what is stored
 // with a new one was called for under that lease: so what a Delete of the index has
 // put out of reach stays there.
-func (x *trExchange) branch(_ context.Context, slot trSlot, f *guard.Fill[*page], op *trOpening, dec trDecision, indexed *page) (*page, error) {
+func (x *trExchange) branch(slot trSlot, f *guard.Fill[*page], op *trOpening, dec trDecision, indexed *page) (*page, error) {
 	ix := &index{gen: f.IdempotencyKey, names: dec.page.vary}
 	known := slot.ix
 	if indexed != nil {

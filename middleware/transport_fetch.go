@@ -171,7 +171,7 @@ func (x *trExchange) receive(ctx context.Context, slot trSlot, f *guard.Fill[*pa
 		r.d.hand()
 		return &page{}, nil
 	case !covers(slot, dec.page.vary):
-		return x.branch(ctx, slot, f, op, dec, indexed)
+		return x.branch(slot, f, op, dec, indexed)
 	}
 	x.offer(op)
 	return x.record(f, op, dec)
