@@ -16,6 +16,7 @@ type ages struct {
 	mu    sync.RWMutex
 	sets  []ageSet // nil: nothing was learned yet
 	base  time.Time
+	wall  time.Time // base, by the wall clock
 	seed  maphash.Seed
 	names []uint32 // a part of the hash of those whose versions were learned, by another part
 }
@@ -45,17 +46,13 @@ func setOf(v Token) int {
 // before find.
 func (a *ages) check(now time.Time) {
 	a.mu.RLock()
-	slipped := a.sets != nil && slip(a.base, now) > clockSlip
+	slipped := a.sets != nil && (now.Round(0).Sub(a.wall)-now.Sub(a.base)).Abs() > clockSlip
 	a.mu.RUnlock()
 	if slipped {
 		a.mu.Lock()
 		a.sets = nil
 		a.mu.Unlock()
 	}
-}
-
-func slip(base, now time.Time) time.Duration {
-	return (now.Round(0).Sub(base.Round(0)) - now.Sub(base)).Abs()
 }
 
 // expects says of which names, by place, the age is expected to be known, as it
@@ -104,6 +101,7 @@ func (a *ages) learn(name string, v Token, written time.Time) {
 	if a.sets == nil {
 		a.sets, a.names = make([]ageSet, ageSets), make([]uint32, ageHint)
 		a.base, a.seed = time.Now(), maphash.MakeSeed()
+		a.wall = a.base.Round(0)
 	}
 	set := &a.sets[setOf(v)]
 	oldest := 0

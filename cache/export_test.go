@@ -70,6 +70,24 @@ func KeyNames(namespace, key string, t Token) ([]string, error) {
 	return []string{n.entry, n.lease, n.tries, n.pause, n.failures, n.failed(t), n.wake, s.tag(key)}, nil
 }
 
+// QueuedReads is how many names wait to be read from a single node.
+func QueuedReads(s *Redis) int {
+	b := s.topo.all()[0].reads
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next == nil {
+		return 0
+	}
+	return b.next.size()
+}
+
+// SlipClock makes this process's monotonic clock appear to have stood still.
+func SlipClock(s *Redis, d time.Duration) {
+	s.ages.mu.Lock()
+	defer s.ages.mu.Unlock()
+	s.ages.wall = s.ages.wall.Add(-d)
+}
+
 const OrderSenders = orderSenders
 
 // QueuedOrders is how many scripts wait to be sent to a single node.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -48,7 +49,7 @@ func (h *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 		h.mu.Lock()
 		f := h.after
 		h.mu.Unlock()
-		if f != nil && cmds[0].Name() != "get" {
+		if f != nil && !strings.HasSuffix(cmds[0].Name(), "get") {
 			f(cmds)
 			for _, cmd := range cmds {
 				if cmd.Err() != nil {

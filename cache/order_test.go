@@ -21,6 +21,12 @@ type gate struct {
 	mu       sync.Mutex
 	way, ret chan struct{} // nil: open
 	held     chan struct{} // one for each that is being held up
+	of       func(cmd redis.Cmder) bool
+}
+
+func acquires(cmd redis.Cmder) bool {
+	args := cmd.Args()
+	return len(args) >= 3 && args[2] == 6
 }
 
 // shut shuts one side of the gate.
@@ -47,7 +53,7 @@ func (g *gate) pass(cmds []redis.Cmder, next func() error) error {
 			<-c
 		}
 	}
-	if args := cmds[0].Args(); len(args) < 3 || args[2] != 6 {
+	if !g.of(cmds[0]) {
 		return next()
 	}
 	wait(&g.way)
@@ -92,7 +98,7 @@ func gated(t *testing.T) (*cache.Redis, *gate, *redis.Client) {
 	t.Helper()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	client := server.Client()
-	g := &gate{held: make(chan struct{}, 100)}
+	g := &gate{held: make(chan struct{}, 100), of: acquires}
 	client.AddHook(g)
 	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: time.Minute})
 	if err != nil {

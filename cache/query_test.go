@@ -1,0 +1,190 @@
+package cache_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/redistest"
+)
+
+// reading is a store whose reads can be held up, and a client of its server.
+func reading(t *testing.T, client *redis.Client, namespace string) (*cache.Redis, *gate) {
+	t.Helper()
+	g := &gate{held: make(chan struct{}, 100), of: func(cmd redis.Cmder) bool { return cmd.Name() == "get" || cmd.Name() == "mget" }}
+	client.AddHook(g)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: namespace, RedisTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s, g
+}
+
+// sent is what a function has a store send, by command.
+func sent(g *gate, f func()) (trips int64, commands string) {
+	names := []string{"get", "mget", "pttl"}
+	before := make([]int64, len(names))
+	for i, name := range names {
+		before[i] = g.Count(name)
+	}
+	trips = g.Trips()
+	f()
+	trips = g.Trips() - trips
+	for i, name := range names {
+		if n := g.Count(name) - before[i]; n > 0 {
+			commands += fmt.Sprint(" ", n, " ", name)
+		}
+	}
+	return trips, commands
+}
+
+func wantRead(t *testing.T, s cache.Store, key, payload string) *cache.Reading {
+	t.Helper()
+	r, err := s.Read(t.Context(), key)
+	if err != nil || !r.Fresh() || string(r.Entry.Payload) != payload || r.Age+r.Left != r.Entry.TTL || r.Seen != string(r.Entry.Version[:]) {
+		t.Errorf("%s: %+v, %v; want %s", key, r, err, payload)
+	}
+	return r
+}
+
+func TestAgeOfAVersionIsAskedForOnce(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	s, g := reading(t, server.Client(), "test")
+	other, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	for _, step := range []struct {
+		name  string
+		first func() error
+		trips int64
+		sent  string
+	}{
+		{"first", func() error { return other.Set(t.Context(), "k", entryOf("first", time.Hour)) }, 1, " 1 get 1 pttl"},
+		{"known", func() error { return nil }, 1, " 1 get"},
+		{"changed", func() error { return other.Set(t.Context(), "k", entryOf("changed", time.Minute)) }, 2, " 2 get 1 pttl"},
+		{"known again", func() error { return nil }, 1, " 1 get"},
+		{"slipped", func() error { cache.SlipClock(s, 2*time.Second); return nil }, 2, " 2 get 1 pttl"},
+		{"and known", func() error { return nil }, 1, " 1 get"},
+	} {
+		if err := step.first(); err != nil {
+			t.Fatal(err)
+		}
+		payload, ttl := "changed", time.Minute
+		if step.name == "first" || step.name == "known" {
+			payload, ttl = "first", time.Hour
+		}
+		trips, commands := sent(g, func() {
+			if r := wantRead(t, s, "k", payload); r.Entry.TTL != ttl || r.Age < 0 || r.Age > 30*time.Second {
+				t.Errorf("%s: TTL %v, age %v", step.name, r.Entry.TTL, r.Age)
+			}
+		})
+		if trips != step.trips || commands != step.sent {
+			t.Errorf("%s: %d round trips:%s, want %d:%s", step.name, trips, commands, step.trips, step.sent)
+		}
+	}
+	if err := other.Delete(t.Context(), "k"); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := s.Read(t.Context(), "k"); err != nil || r.Found || r.Seen != "" {
+		t.Errorf("after Delete: %+v, %v", r, err)
+	}
+}
+
+// A version whose age is known grows as old as one whose age is asked for.
+func TestKnownAgeGrows(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	s, g := reading(t, server.Client(), "test")
+	if err := s.Set(t.Context(), "k", entryOf("v", time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	age := wantRead(t, s, "k", "v").Age
+	start := time.Now()
+	eventually(t, func() bool { return time.Since(start) > 50*time.Millisecond })
+	_, commands := sent(g, func() {
+		if grown := wantRead(t, s, "k", "v").Age - age; grown < 45*time.Millisecond || grown > time.Since(start)+5*time.Millisecond {
+			t.Errorf("grew by %v in %v", grown, time.Since(start))
+		}
+	})
+	if commands != " 1 get" {
+		t.Errorf("sent%s", commands)
+	}
+}
+
+// Somebody who makes an expiry longer, or removes it, doesn't make a version that
+// is known any younger.
+func TestKnownAgeIsNotMadeYounger(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	admin := server.Client()
+	s, _ := reading(t, server.Client(), "test")
+	if err := s.Set(t.Context(), "k", entryOf("v", 100*time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	wantRead(t, s, "k", "v")
+	if err := admin.Persist(t.Context(), "test:{k}").Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		r, err := s.Read(t.Context(), "k")
+		return err == nil && r.Found && !r.Fresh() && r.Left == 0
+	})
+}
+
+func TestKnownKeysAreReadTogether(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	for _, c := range []struct {
+		name   string
+		client *redis.Client
+		trips  int64
+		sent   string
+	}{
+		{"MGET", server.Client(), 2, " 2 get 1 mget 1 pttl"},
+		{"refused", asUser(t, server, granted...), 3, " 7 get 1 mget 6 pttl"},
+		{"known to be refused", asUser(t, server, granted...), 2, " 7 get 1 pttl"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, g := reading(t, c.client, "app")
+			keys := []string{"a", "b", "c", "d", "gone", "held"}
+			together := func() {
+				open := g.shut(&g.way)
+				done := make(chan struct{})
+				read := func(key string) {
+					defer func() { done <- struct{}{} }()
+					if r, err := s.Read(t.Context(), key); err != nil || r.Found == (key == "gone" || key == "none") || r.Found && string(r.Entry.Payload) != "of "+key {
+						t.Errorf("%s: %+v, %v", key, r, err)
+					}
+				}
+				go read("held")
+				<-g.held
+				for _, key := range append(keys[:5:5], "none") {
+					go read(key)
+				}
+				eventually(t, func() bool { return cache.QueuedReads(s) == 6 })
+				open()
+				for range 7 {
+					<-done
+				}
+			}
+			for _, key := range keys {
+				if err := s.Set(t.Context(), key, entryOf("of "+key, time.Hour)); err != nil {
+					t.Fatal(err)
+				}
+				wantRead(t, s, key, "of "+key)
+			}
+			if err := s.Delete(t.Context(), "gone"); err != nil {
+				t.Fatal(err)
+			}
+			if c.name == "known to be refused" {
+				together()
+			}
+			if trips, commands := sent(g, together); trips != c.trips || commands != c.sent {
+				t.Errorf("%d round trips:%s, want %d:%s", trips, commands, c.trips, c.sent)
+			}
+		})
+	}
+}
