@@ -18,13 +18,13 @@ type ages struct {
 	base  time.Time
 	wall  time.Time // base, by the wall clock
 	seed  maphash.Seed
-	names []uint32 // a part of the hash of those whose versions were learned, by another part
+	names []uint32 // a part of the hash of those whose versions are known, by another part
 }
 
 const (
-	ageSets = 2048 // of ageWays each: 16384 versions in 384 KiB
-	ageWays = 8
-	ageHint = 4 * ageSets * ageWays // names, in 256 KiB
+	ageSets  = 2048 // of ageWays each: 16384 versions in 512 KiB
+	ageWays  = 8
+	ageNames = 4 * ageSets * ageWays // in 256 KiB: four times as many, as each has one place
 	// clockSlip is by how much the wall clock may part from the monotonic one
 	// before nothing is believed any more: a machine that was suspended has stopped
 	// the latter, and not Redis's.
@@ -34,6 +34,7 @@ const (
 type ageSet [ageWays]struct {
 	version Token
 	written time.Duration // after base
+	name    uint32        // its place in names
 }
 
 // setOf spreads the versions of one process, whose numbers are in a row, evenly.
@@ -55,8 +56,8 @@ func (a *ages) check(now time.Time) {
 	}
 }
 
-// expects says of which names, by place, the age is expected to be known, as it
-// was learned for some version; nil: of none.
+// expects says of which names, by place, the age is expected to be known: one was
+// learned for the version that was there. nil: of none.
 func (a *ages) expects(names []string) []bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -65,7 +66,7 @@ func (a *ages) expects(names []string) []bool {
 	}
 	var known []bool
 	for i, name := range names {
-		if slot, part := a.hint(name); *slot == part {
+		if place, part := a.hash(name); a.names[place] == part {
 			if known == nil {
 				known = make([]bool, len(names))
 			}
@@ -75,9 +76,10 @@ func (a *ages) expects(names []string) []bool {
 	return known
 }
 
-func (a *ages) hint(name string) (slot *uint32, part uint32) {
+// hash returns a name's place in names, and what stands there if it is known.
+func (a *ages) hash(name string) (place, part uint32) {
 	h := maphash.String(a.seed, name)
-	return &a.names[h%ageHint], uint32(h>>32) | 1 // never that of an empty slot
+	return uint32(h % ageNames), uint32(h>>32) | 1 // nothing is 0
 }
 
 // find returns the age of a version at the time now, if it is known. a.mu is held
@@ -99,7 +101,7 @@ func (a *ages) find(v Token, now time.Time) (time.Duration, bool) {
 // which may be a round trip too early. a.mu is held.
 func (a *ages) learn(name string, v Token, written time.Time) {
 	if a.sets == nil {
-		a.sets, a.names = make([]ageSet, ageSets), make([]uint32, ageHint)
+		a.sets, a.names = make([]ageSet, ageSets), make([]uint32, ageNames)
 		a.base, a.seed = time.Now(), maphash.MakeSeed()
 		a.wall = a.base.Round(0)
 	}
@@ -114,7 +116,8 @@ func (a *ages) learn(name string, v Token, written time.Time) {
 			oldest = i
 		}
 	}
-	set[oldest].version, set[oldest].written = v, written.Sub(a.base)
-	slot, part := a.hint(name)
-	*slot = part
+	a.names[set[oldest].name] = 0 // or every read of what has given way would be two
+	place, part := a.hash(name)
+	a.names[place] = part
+	set[oldest].version, set[oldest].written, set[oldest].name = v, written.Sub(a.base), place
 }

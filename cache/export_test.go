@@ -88,7 +88,10 @@ func SlipClock(s *Redis, d time.Duration) {
 	s.ages.wall = s.ages.wall.Add(-d)
 }
 
-const OrderSenders = orderSenders
+const (
+	OrderSenders = orderSenders
+	AgesKept     = ageSets * ageWays
+)
 
 // QueuedOrders is how many scripts wait to be sent to a single node.
 func QueuedOrders(s *Redis) int {

@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -186,5 +187,59 @@ func TestKnownKeysAreReadTogether(t *testing.T) {
 				t.Errorf("%d round trips:%s, want %d:%s", trips, commands, c.trips, c.sent)
 			}
 		})
+	}
+}
+
+// More keys than there is room for are read with their ages, not twice.
+func TestForgottenAgesCostNoRoundTrips(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	s, g := reading(t, server.Client(), "test")
+	var entries []any
+	var keys []string
+	minter := cache.NewMinter()
+	for i := range 2 * cache.AgesKept {
+		e := entryOf("v", time.Hour)
+		e.Version = minter.Token()
+		keys = append(keys, fmt.Sprint("k", i))
+		entries = append(entries, "test:{"+keys[i]+"}", e.Encode())
+	}
+	admin := server.Client()
+	if err := admin.MSet(t.Context(), entries...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := admin.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		for _, key := range keys {
+			p.PExpire(t.Context(), "test:{"+key+"}", time.Hour)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	readAll := func() {
+		next := make(chan string)
+		var wg sync.WaitGroup
+		for range 64 {
+			wg.Go(func() {
+				for key := range next {
+					if r, err := s.Read(t.Context(), key); err != nil || !r.Fresh() {
+						t.Errorf("%s: %+v, %v", key, r, err)
+					}
+				}
+			})
+		}
+		for _, key := range keys {
+			next <- key
+		}
+		close(next)
+		wg.Wait()
+	}
+	readAll()
+	gets, pttls := g.Count("get"), g.Count("pttl")
+	readAll()
+	gets, pttls = g.Count("get")-gets, g.Count("pttl")-pttls
+	// A place is shared by two names now and then.
+	if most := int64(len(keys)); gets > most+most/20 || pttls < most/4 {
+		t.Errorf("%d GETs and %d PTTLs for %d keys, of which half are known", gets, pttls, len(keys))
 	}
 }
