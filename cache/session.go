@@ -65,12 +65,15 @@ func (u *subscriber) session() (wasLive bool, err error) {
 		case <-u.doubted:
 			err = errElsewhere
 		case <-u.kick:
-			err = u.reconcile(ctx, ps)
+			err = u.reconcile(ctx, ps, false)
 		case <-ping.C:
 			if silent := heard.elapsed(); silent > deadAfter {
 				err = fmt.Errorf("cache: the subscription has been silent for %v", silent.Round(time.Millisecond))
 			} else {
 				err = u.inTime(func() error { return ps.Ping(ctx) })
+			}
+			if err == nil {
+				err = u.reconcile(ctx, ps, true)
 			}
 			if pings++; pings%verifyEvery == 0 {
 				u.verify()
@@ -182,10 +185,15 @@ func (u *subscriber) wentLive() bool {
 	return u.isLive
 }
 
-// reconcile sends what makes the connection's channels the wanted ones.
-func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub) error {
+// reconcile sends what makes the connection's channels the wanted ones. Those
+// that aren't wanted any more may stay for now, unless they are to be given back
+// or are many.
+func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub, giveBack bool) error {
 	var subscribe, unsubscribe []string
 	u.mu.Lock()
+	if giveBack = giveBack || u.spare >= maxSpare; giveBack {
+		u.spare = 0
+	}
 	follow := !u.followed && u.s.feeds.any()
 	u.followed = u.followed || follow
 	for name, ch := range u.channels {
@@ -193,9 +201,9 @@ func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub) error {
 		switch {
 		case wanted && !ch.requested:
 			subscribe = append(subscribe, name)
-		case !wanted && ch.requested:
+		case !wanted && ch.requested && giveBack:
 			unsubscribe = append(unsubscribe, name)
-		case !wanted && ch.pending == 0:
+		case !wanted && !ch.requested && ch.pending == 0:
 			delete(u.channels, name)
 			continue
 		default:

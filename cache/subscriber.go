@@ -27,6 +27,7 @@ type subscriber struct {
 
 	mu       sync.Mutex
 	channels map[string]*channel // wake channels, wanted or not yet unsubscribed
+	spare    int                 // channels left since the last that weren't wanted were given back
 	live     chan struct{}       // closed while the liveness channel is confirmed
 	isLive   bool
 	liveAt   time.Time     // when it last became live
@@ -93,7 +94,12 @@ func (u *subscriber) stop() {
 func (u *subscriber) idle() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return len(u.channels) == 0
+	for _, ch := range u.channels {
+		if len(ch.watches) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // patience is until when an acquire with that deadline waits for the liveness
@@ -182,7 +188,14 @@ func (u *subscriber) hurry(since time.Time) {
 	}
 }
 
-// add watches a wake channel; remove ends that.
+// maxSpare channels may be subscribed to that nobody waits on any more: until
+// the next ping, which is when they are given back.
+const maxSpare = 256
+
+// add watches a wake channel; remove ends that. The channel that nobody watches
+// any more is given back a little later, with others: when a flight ends, all
+// processor time is wanted by those who waited for it, in every process of the
+// fleet. Who asks for the key again meanwhile need not subscribe.
 func (u *subscriber) add(name string, w *Watch) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -209,7 +222,9 @@ func (u *subscriber) remove(name string, w *Watch) {
 		case !ch.requested && ch.pending == 0:
 			delete(u.channels, name) // nothing was sent about it, or all that was is gone
 		default:
-			u.changed()
+			if u.spare++; u.spare >= maxSpare {
+				u.changed()
+			}
 		}
 	}
 }
@@ -291,6 +306,10 @@ func (u *subscriber) confirm(msg *redis.Subscription, epoch int) {
 	if ch.pending == 0 && !on {
 		// Not asked for: the channel's slot has left this node.
 		ch.requested = false
+		if len(ch.watches) == 0 {
+			delete(u.channels, msg.Channel)
+			return
+		}
 		u.s.spawn(func() { u.s.rehome(u) })
 		return
 	}
@@ -306,7 +325,7 @@ func (u *subscriber) confirm(msg *redis.Subscription, epoch int) {
 	if !on && len(ch.watches) == 0 {
 		delete(u.channels, msg.Channel)
 	}
-	if ch.requested != (len(ch.watches) > 0) {
+	if !ch.requested && len(ch.watches) > 0 {
 		u.changed()
 	}
 }

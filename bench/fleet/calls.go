@@ -8,6 +8,10 @@ import (
 	"time"
 )
 
+// keptFor is how long a child keeps to itself what a burst came to: to put it in
+// words would take processor time from processes whose callers still wait.
+const keptFor = 50 * time.Millisecond
+
 // burst has all callers ready before they begin.
 func (c *child) burst(o Order) Event {
 	origin := c.origin(o)
@@ -25,6 +29,7 @@ func (c *child) burst(o Order) Event {
 	time.Sleep(time.Until(o.At))
 	close(begin)
 	wg.Wait()
+	time.Sleep(keptFor)
 	return Event{Calls: calls, Fetches: origin.fetches()}
 }
 

@@ -3,6 +3,7 @@ package work
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/stampedeguard/stampede/bench/fleet"
 	"github.com/stampedeguard/stampede/bench/peer"
@@ -46,6 +47,7 @@ func growthOf(ctx context.Context, b *Bench, s peer.System, rows []report.Growth
 		return err
 	}
 	defer f.Stop()
+	time.Sleep(tidied) // what making the connections put off
 	for i := range rows {
 		row := &rows[i]
 		before, err := f.Do(ctx, fleet.Order{Do: fleet.Usage})

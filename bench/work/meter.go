@@ -39,8 +39,8 @@ func (m *meter) read(ctx context.Context) (commands, bytes float64, err error) {
 	return commands - m.commands, bytes - m.bytes - m.own, nil
 }
 
-// counts reads INFO. The commands by which this package looks, and those that
-// set up a connection, don't count.
+// counts reads INFO. The commands by which this package looks, those that set up
+// a connection and signs of life don't count.
 func counts(info string) (commands, bytes float64) {
 	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -50,7 +50,7 @@ func counts(info string) (commands, bytes float64) {
 			bytes += n
 		case strings.HasPrefix(name, "cmdstat_"):
 			switch strings.TrimPrefix(name, "cmdstat_") {
-			case "info", "hello", "client|setinfo", "client|tracking", "client|maint_notifications", "flushall", "config|resetstat":
+			case "info", "hello", "ping", "client|setinfo", "client|tracking", "client|maint_notifications", "flushall", "config|resetstat":
 				continue
 			}
 			calls, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")

@@ -20,7 +20,7 @@ func stampede() *Workload {
 			Name: "stampede", Title: "Stampede",
 			About: "One cold key, asked for by all callers of all processes at once; the fetch takes 130 ms; 1 KiB. " +
 				"“Last caller” is when the last of all callers in all processes had the value, from the end of the first fetch. " +
-				"Commands are all that the server executed: a script counts as itself and as what it runs.",
+				"Commands are all that the server executed until half a second after, but for PING: a script counts as itself and as what it runs.",
 			Metrics: []report.Metric{
 				{Name: "fetches", Better: report.Lower, Headline: true, Open: true, LimitValue: 1, LimitName: "one"},
 				{Name: "last caller", Unit: "ms", Better: report.Lower, Headline: true, LimitValue: ms(fetchTakes), LimitName: "fetch"},
@@ -61,6 +61,7 @@ func stampedeOf(ctx context.Context, b *Bench, s peer.System, procs int, callers
 		return err
 	}
 	defer f.Stop()
+	time.Sleep(tidied) // what making the connections put off
 	for _, n := range callers {
 		r, err := rush(ctx, b, f, n)
 		if err != nil {
@@ -75,6 +76,10 @@ func stampedeOf(ctx context.Context, b *Bench, s peer.System, procs int, callers
 	}
 	return nil
 }
+
+// tidied is when systems have sent what they put off until nobody waits: ours
+// leaves a channel within 0.4 s.
+const tidied = 500 * time.Millisecond
 
 // A rushed key's cost.
 type rushed struct {
@@ -96,6 +101,7 @@ func rush(ctx context.Context, b *Bench, f fleet.Fleet, callers int) (rushed, er
 	if err != nil {
 		return rushed{}, err
 	}
+	time.Sleep(tidied)
 	r := rushed{}
 	if r.commands, r.bytes, err = m.read(ctx); err != nil {
 		return r, err

@@ -36,22 +36,25 @@ end
 -- an ACL.
 local function nobody(reply, nth) return reply.err == nil and reply[2 * nth] == 0 end
 
--- A key of a foreign type has no first bytes: it counts as no entry, and the
--- fill's SET replaces it.
-local head = redis.pcall('GETRANGE', KEYS[1], 0, 15)
-if type(head) == 'string' and head ~= '' and head ~= seen then
-  return {'entry', redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
-end
-
-if ARGV[4] ~= '' then
-  local failure = redis.call('GET', KEYS[5])
-  if failure then return {'failed', failure} end
-end
-local pause = redis.call('GET', KEYS[4])
-if pause then return {'paused', pause, redis.call('PTTL', KEYS[4])} end
-
 local lease = redis.call('GET', KEYS[2])
 if lease and #lease ~= 17 then lease = false end -- foreign bytes are nobody's lease
+
+-- Whatever stores an entry or a failure ends the lease: while it is the one that
+-- was last answered "held", there is none that this caller has not seen.
+if not lease or lease:sub(1, 16) ~= ARGV[4] then
+  -- A key of a foreign type has no first bytes: it counts as no entry, and the
+  -- fill's SET replaces it.
+  local head = redis.pcall('GETRANGE', KEYS[1], 0, 15)
+  if type(head) == 'string' and head ~= '' and head ~= seen then
+    return {'entry', redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
+  end
+  if ARGV[4] ~= '' then
+    local failure = redis.call('GET', KEYS[5])
+    if failure then return {'failed', failure} end
+  end
+  local pause = redis.call('GET', KEYS[4])
+  if pause then return {'paused', pause, redis.call('PTTL', KEYS[4])} end
+end
 
 -- The caller and the holder are looked after in one command.
 local liveness, abandoned = ARGV[10] == '1', false
