@@ -50,6 +50,19 @@ func allGot(t *testing.T, answers []answer) {
 	}
 }
 
+// replicated returns when a replica has what was written before.
+func replicated(t *testing.T, client *redis.Client) {
+	t.Helper()
+	conn := client.Conn()
+	defer conn.Close()
+	if err := conn.Set(t.Context(), "replicated", "", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := conn.Wait(t.Context(), 1, 20*time.Second).Result(); err != nil || n < 1 {
+		t.Fatalf("%d replicas have it: %v", n, err)
+	}
+}
+
 // pitfall 30
 func TestFailoverCostsAtMostOneMoreFetch(t *testing.T) {
 	sentinel := redistest.RunSentinel(t, redistest.SentinelConfig{})
@@ -58,6 +71,7 @@ func TestFailoverCostsAtMostOneMoreFetch(t *testing.T) {
 	}
 	o := &origin{takes: 3 * time.Second}
 	answers := underWay(t, fleet, "k", o)
+	replicated(t, sentinel.Client()) // or the lease is lost with the master, and the fetch with it
 	old, err := sentinel.KillMaster(t.Context())
 	if err != nil {
 		t.Fatal(err)
