@@ -23,32 +23,31 @@ func (s *Redis) Set(ctx context.Context, key string, e *Entry) error {
 	}
 	wake := Message{Signal: Filled, Token: e.Version}
 	bytes := e.Encode()
-	return s.change(ctx, key, "set", setScript,
-		[]string{names.entry, names.lease, names.tries, names.pause, names.failures},
-		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish(), s.keys.invalidations(), key)
+	return s.change(ctx, key, "set", setScript.invoke(5,
+		names.entry, names.lease, names.tries, names.pause, names.failures,
+		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish(), s.keys.invalidations(), key))
 }
 
 // Delete implements [Store].
 func (s *Redis) Delete(ctx context.Context, key string) error {
 	names := s.keys.names(key)
-	return s.change(ctx, key, "delete", deleteScript,
-		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish(), s.keys.invalidations(), key)
+	return s.change(ctx, key, "delete", deleteScript.invoke(2,
+		names.entry, names.lease, names.wake, s.deleted(), s.publish(), s.keys.invalidations(), key))
 }
 
 // Expire implements [Store].
 func (s *Redis) Expire(ctx context.Context, key string) error {
 	names := s.keys.names(key)
-	return s.change(ctx, key, "expire", expireScript,
-		[]string{names.entry, names.lease}, names.wake, s.deleted(), s.publish(), s.keys.invalidations(), key)
+	return s.change(ctx, key, "expire", expireScript.invoke(2,
+		names.entry, names.lease, names.wake, s.deleted(), s.publish(), s.keys.invalidations(), key))
 }
 
 // Reset implements [Store].
 func (s *Redis) Reset(ctx context.Context, key string) error {
 	names := s.keys.names(key)
 	wake := Message{Signal: Released, Token: s.minter.Token()}
-	return s.orLater("reset", s.carryOut(ctx, "reset", invocation{
-		resetScript, []string{names.tries, names.pause, names.failures}, []any{names.wake, wake.Encode(), s.publish()},
-	}))
+	return s.orLater("reset", s.carryOut(ctx, "reset", resetScript.invoke(3,
+		names.tries, names.pause, names.failures, names.wake, wake.Encode(), s.publish())))
 }
 
 func (s *Redis) deleted() []byte {
@@ -57,14 +56,14 @@ func (s *Redis) deleted() []byte {
 }
 
 // change runs a script that ends whatever lease the key has.
-func (s *Redis) change(ctx context.Context, key, op string, sc *script, keys []string, args ...any) error {
+func (s *Redis) change(ctx context.Context, key, op string, inv invocation) error {
 	if s.closing.Load() {
 		return ErrClosed
 	}
 	// A lease that this process is granted between the script and its answer is
 	// not the one that ended.
 	holder := s.ledger.holder(key)
-	if err := s.carryOut(ctx, op, invocation{sc, keys, args}); err != nil {
+	if err := s.carryOut(ctx, op, inv); err != nil {
 		return s.orLater(op, err)
 	}
 	// A fetch in this process need not wait for its next renewal to hear of it.

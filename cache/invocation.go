@@ -3,20 +3,74 @@ package cache
 import (
 	"context"
 	"errors"
+	"slices"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// An invocation is a script with its keys and arguments.
+// An invocation is a script with its keys and arguments, put together once as the
+// command that all who send it use.
 type invocation struct {
 	script *script
-	keys   []string
-	args   []any
+	words  []any // of EVALSHA, as the client takes them
 }
 
-// run carries it out once, by itself.
+// firstKey is where the keys begin among the words of a command.
+const firstKey = 3
+
+// invoke has the script carried out on so many keys, which are the first of the
+// words, as strings; the rest are its arguments.
+func (sc *script) invoke(keys int, words ...any) invocation {
+	all := make([]any, 0, firstKey+len(words))
+	return invocation{sc, append(append(all, "evalsha", sc.sha, keys), words...)}
+}
+
+// key is one by which the node is found.
+func (inv *invocation) key() string { return inv.words[firstKey].(string) }
+
+func (inv *invocation) args() []any { return inv.words[firstKey+inv.words[2].(int):] }
+
+// command names the script by its digest, and needs a server that knows it.
+func (inv *invocation) command(ctx context.Context) once { return newOnce(ctx, inv.words) }
+
+// teaching is command with the script's source.
+func (inv *invocation) teaching(ctx context.Context) once {
+	words := slices.Clone(inv.words)
+	words[0], words[1] = "eval", inv.script.source
+	return newOnce(ctx, words)
+}
+
+func newOnce(ctx context.Context, words []any) once {
+	cmd := once{redis.NewCmd(ctx, words...)}
+	cmd.SetFirstKeyPos(firstKey)
+	return cmd
+}
+
+// tryAgainWait is the pause before a command is resent that met a slot in
+// migration.
+const tryAgainWait = 10 * time.Millisecond
+
+// run carries it out once, by itself, and returns the reply.
 func (inv *invocation) run(ctx context.Context, client redis.UniversalClient) (any, error) {
-	return inv.script.run(ctx, client, inv.keys, inv.args...)
+	for {
+		cmd := inv.command(ctx)
+		err := client.Process(ctx, cmd)
+		if isUnknownScript(err) {
+			cmd = inv.teaching(ctx)
+			err = client.Process(ctx, cmd)
+		}
+		if err != nil && redis.IsTryAgainError(err) && sleep(ctx, tryAgainWait) == nil {
+			continue
+		}
+		return cmd.Val(), err
+	}
+}
+
+// isUnknownScript reports whether the server doesn't know the script by its
+// digest, and so hasn't carried it out.
+func isUnknownScript(err error) bool {
+	return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") // which allocates, whatever it is given
 }
 
 // A reply is what a script of a pipeline answered.
@@ -37,7 +91,7 @@ func (s *Redis) runMany(ctx context.Context, invs []invocation) ([]reply, error)
 	err := s.pipelined(ctx, invs, places, replies, false)
 	var unknown []int
 	for i, r := range replies {
-		if redis.HasErrorPrefix(r.err, "NOSCRIPT") {
+		if isUnknownScript(r.err) {
 			unknown = append(unknown, i)
 		}
 	}
@@ -58,9 +112,9 @@ func (s *Redis) pipelined(ctx context.Context, invs []invocation, places []int, 
 		inv := &invs[i]
 		if teach && !taught[inv.script] {
 			taught[inv.script] = true
-			cmds[j] = inv.script.command(ctx, "eval", inv.script.source, inv.keys, inv.args)
+			cmds[j] = inv.teaching(ctx)
 		} else {
-			cmds[j] = inv.script.evalsha(ctx, inv.keys, inv.args)
+			cmds[j] = inv.command(ctx)
 		}
 		_ = pipe.Process(ctx, cmds[j])
 	}

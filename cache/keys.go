@@ -92,6 +92,23 @@ func (s keyspace) names(k string) names {
 	}
 }
 
+// nameWords are names as words of commands, made once for all commands of a lease.
+// All are strings.
+type nameWords struct{ entry, lease, tries, pause, failures, unfailed, wake any }
+
+func (s keyspace) words(k string) *nameWords {
+	n := s.names(k)
+	return &nameWords{n.entry, n.lease, n.tries, n.pause, n.failures, n.unfailed, n.wake}
+}
+
+// failed is that of names.
+func (n *nameWords) failed(t Token) any {
+	if t.IsZero() {
+		return n.unfailed
+	}
+	return names{unfailed: n.unfailed.(string)}.failed(t)
+}
+
 // failed is the key that tells how the fetch of token t failed. The token
 // stands in it in hexadecimal: raw bytes could end in '}' and so be the name of
 // another key's entry.

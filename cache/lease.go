@@ -71,7 +71,8 @@ var errUnsubscribed = fmt.Errorf("%w: the subscription of this process is not li
 // acquireOnce sends one acquire with a token of its own.
 func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Token) (Answer, error) {
 	token := s.minter.Token()
-	inv := s.acquiring(s.keys.names(key), token, ask, over)
+	names := s.keys.words(key)
+	inv := s.acquiring(names, token, ask, over)
 	s.ledger.ask(token, key, ask)
 	sent := time.Now()
 	value, fate, err := s.order(ctx, "acquire", inv, func(late reply) {
@@ -91,6 +92,9 @@ func (s *Redis) acquireOnce(ctx context.Context, key string, ask *Ask, over Toke
 	if err == nil {
 		answer, err = reply{value: value}.acquired()
 	}
+	if answer.Lease != nil {
+		answer.Lease.names = names
+	}
 	return s.entered(token, key, ask, sent, answer, err)
 }
 
@@ -104,15 +108,11 @@ func (r reply) acquired() (Answer, error) {
 }
 
 // acquiring is one acquire, to be sent.
-func (s *Redis) acquiring(names names, token Token, ask *Ask, over Token) invocation {
-	return invocation{
-		acquireScript,
-		[]string{names.entry, names.lease, names.tries, names.pause, names.failed(ask.LastHeld), names.failures},
-		[]any{
-			token[:], ask.TTL.Milliseconds(), ask.Seen, optional(ask.LastHeld), optional(ask.Suspect), optional(over),
-			ask.MaxAttempts, ask.Window.Milliseconds(), s.alive, s.livenessArg(),
-		},
-	}
+func (s *Redis) acquiring(names *nameWords, token Token, ask *Ask, over Token) invocation {
+	return acquireScript.invoke(6,
+		names.entry, names.lease, names.tries, names.pause, names.failed(ask.LastHeld), names.failures,
+		token[:], ask.TTL.Milliseconds(), ask.Seen, optional(ask.LastHeld), optional(ask.Suspect), optional(over),
+		ask.MaxAttempts, ask.Window.Milliseconds(), s.aliveWord, s.livenessArg())
 }
 
 // entered takes the answer to an acquire that was sent into the ledger, and
@@ -221,24 +221,32 @@ func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
 	if s.closing.Load() {
 		return false, ErrClosed // Close releases it
 	}
-	if err := s.tie(ctx, e)[0]; err != nil {
-		_ = s.release(context.WithoutCancel(ctx), l.Key, l.Token)
-		return false, err
+	if len(e.Tags) > 0 {
+		if err := s.tie(ctx, e)[0]; err != nil {
+			_ = s.release(context.WithoutCancel(ctx), l.Key, l.Token)
+			return false, err
+		}
 	}
 	return s.giveBack(ctx, l, "fill", s.filling(l, e))
 }
 
 // filling is one fill, to be sent.
 func (s *Redis) filling(l *Lease, e *Entry) invocation {
-	names := s.keys.names(l.Key)
+	names := s.namesOf(l)
 	e.Version = l.Token
 	wake := Message{Signal: Filled, Token: l.Token}
 	bytes := e.Encode()
-	return invocation{
-		fillScript,
-		[]string{names.entry, names.lease, names.tries, names.pause, names.failures},
-		[]any{l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish()},
+	return fillScript.invoke(5,
+		names.entry, names.lease, names.tries, names.pause, names.failures,
+		l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish())
+}
+
+// namesOf are the names of a lease's key, which its acquire has put together.
+func (s *Redis) namesOf(l *Lease) *nameWords {
+	if l.names != nil {
+		return l.names
 	}
+	return s.keys.words(l.Key)
 }
 
 // ttlArg keeps an expiry positive: Redis refuses zero.
@@ -258,16 +266,14 @@ func (s *Redis) Fail(ctx context.Context, l *Lease, failure []byte, pause time.D
 
 // failing is one fail, to be sent.
 func (s *Redis) failing(l *Lease, failure []byte, pause time.Duration) invocation {
-	names := s.keys.names(l.Key)
+	names := s.namesOf(l)
 	wake := Message{Signal: FailedSignal, Token: l.Token}
 	if pause > 0 {
 		pause = max(pause, time.Millisecond)
 	}
-	return invocation{
-		failScript,
-		[]string{names.lease, names.tries, names.pause, names.failed(l.Token), names.failures},
-		[]any{l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish()},
-	}
+	return failScript.invoke(5,
+		names.lease, names.tries, names.pause, names.failed(l.Token), names.failures,
+		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish())
 }
 
 // giveBack runs a script that ends a lease if it is still held.
@@ -307,9 +313,5 @@ func (s *Redis) release(ctx context.Context, key string, token Token) error {
 func (s *Redis) releasing(key string, token Token) invocation {
 	names := s.keys.names(key)
 	wake := Message{Signal: Released, Token: token}
-	return invocation{
-		releaseScript,
-		[]string{names.lease, names.tries},
-		[]any{token[:], names.wake, wake.Encode(), s.publish()},
-	}
+	return releaseScript.invoke(2, names.lease, names.tries, token[:], names.wake, wake.Encode(), s.publish())
 }

@@ -95,7 +95,7 @@ func (s *Redis) acquirePart(ctx context.Context, n *node, requests []Request, pa
 	for j, i := range part {
 		r := &requests[i]
 		tokens[j] = s.minter.Token()
-		invs[j] = s.acquiring(s.keys.names(r.Key), tokens[j], &r.Ask, Token{})
+		invs[j] = s.acquiring(s.keys.words(r.Key), tokens[j], &r.Ask, Token{})
 		s.ledger.ask(tokens[j], r.Key, &r.Ask)
 	}
 	var h handoff[[]Acquired]
@@ -271,6 +271,9 @@ func (s *Redis) returned(ctx context.Context, r *Return, answer reply) Returned 
 
 // notCarriedOut reports whether the server said so.
 func notCarriedOut(err error) bool {
+	if err == nil {
+		return false
+	}
 	for _, prefix := range []string{"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN"} {
 		if redis.HasErrorPrefix(err, prefix) {
 			return true

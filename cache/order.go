@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -53,12 +54,7 @@ func (os *orders) carriedOut() {}
 
 // carryOut sends what is still wanted.
 func (os *orders) carryOut(ctx context.Context, _ redis.Pipeliner) error {
-	wanted := make([]*order, 0, len(os.all))
-	for _, o := range os.all {
-		if o.begin() {
-			wanted = append(wanted, o)
-		}
-	}
+	wanted := slices.DeleteFunc(os.all, func(o *order) bool { return !o.begin() })
 	if len(wanted) == 0 {
 		return nil
 	}
@@ -104,7 +100,7 @@ func (os *orders) answered(o *order, r reply) {
 
 // bytes is about what it takes on the wire.
 func (o *order) bytes() (n int) {
-	for _, arg := range o.args {
+	for _, arg := range o.args() {
 		if b, ok := arg.([]byte); ok {
 			n += len(b)
 		}
@@ -126,7 +122,7 @@ func (s *Redis) order(ctx context.Context, op string, inv invocation, late func(
 	if size >= alone {
 		return s.orderAlone(ctx, op, inv, late)
 	}
-	n, err := s.topo.node(inv.keys[0])
+	n, err := s.topo.node(inv.key())
 	switch {
 	case err != nil:
 		return nil, notSent, err
@@ -173,7 +169,7 @@ func (o *order) await(ctx, store context.Context, bt *orders, away <-chan struct
 
 // orderAlone is order for one that goes by itself.
 func (s *Redis) orderAlone(ctx context.Context, op string, inv invocation, late func(reply)) (value any, _ fate, _ error) {
-	n, err := s.topo.node(inv.keys[0])
+	n, err := s.topo.node(inv.key())
 	if err != nil {
 		return nil, notSent, err
 	}

@@ -92,10 +92,12 @@ type Redis struct {
 	keys   keyspace
 	minter *Minter
 	alive  string // this process's liveness channel
-	topo   topology
-	ledger *ledger
-	ages   ages
-	noMGET atomic.Bool // it is refused: reads do without
+	// aliveWord is alive as a word of commands.
+	aliveWord any
+	topo      topology
+	ledger    *ledger
+	ages      ages
+	noMGET    atomic.Bool // it is refused: reads do without
 
 	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
 	liveness atomic.Bool // are holders watched
@@ -130,9 +132,9 @@ var _ Store = (*Redis)(nil)
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
 // SMEMBERS HMGET HSET HINCRBY PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a
-// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes reads
-// of many keys faster. Redis 6.2 or later; a cluster of Redis 7 or later uses
-// sharded channels.
+// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes reads of many
+// keys faster, EXISTS a miss. Redis 6.2 or later; a cluster of Redis 7 or later
+// uses sharded channels.
 func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	opts = opts.withDefaults()
 	if err := errors.Join(checkClient(client), opts.validate()); err != nil {
@@ -146,6 +148,7 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 		closed: make(chan struct{}),
 	}
 	s.alive = keys.alive(s.minter.Process())
+	s.aliveWord = s.alive
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.liveness.Store(!opts.DisableLiveness)
 	if cc, ok := client.(clusterClient); ok {
@@ -333,8 +336,8 @@ func (s *Redis) rehearse(ctx context.Context, key string) error {
 	entry := &Entry{Kind: Value, TTL: time.Second, Tags: []string{key}}
 	granted := func() (*Lease, error) {
 		token := s.minter.Token()
-		inv := s.acquiring(names, token, &ask, Token{})
-		inv.args[len(inv.args)-1] = 0 // nobody is subscribed yet
+		inv := s.acquiring(s.keys.words(key), token, &ask, Token{})
+		inv.words[len(inv.words)-1] = 0 // nobody is subscribed yet
 		return NewLease(key, token), s.carryOut(ctx, "acquire", inv)
 	}
 	steps := []func() error{
@@ -372,8 +375,8 @@ func (s *Redis) fail(ctx context.Context, l *Lease, pause time.Duration) error {
 	return err
 }
 
-// publish is the command by which scripts wake those who wait.
-func (s *Redis) publish() string {
+// publish is the command by which scripts wake those who wait: a string.
+func (s *Redis) publish() any {
 	if s.sharded.Load() {
 		return "SPUBLISH"
 	}

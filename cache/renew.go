@@ -56,11 +56,11 @@ func (s *Redis) groupByNode(batch []renewal) map[*node]*nodeRenewals {
 func (s *Redis) extend(n *node, batch []renewal) {
 	sent := time.Now()
 	_ = s.do(s.ctx, n, "extend", func(ctx context.Context) error {
-		cmds := make([]once, len(batch))
+		cmds, invs := make([]once, len(batch)), make([]invocation, len(batch))
 		_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for i, r := range batch {
-				names := s.keys.names(r.key)
-				cmds[i] = extendScript.evalsha(ctx, []string{names.lease, names.tries}, extendArgs(r))
+				invs[i] = s.extending(r)
+				cmds[i] = invs[i].command(ctx)
 				_ = p.Process(ctx, cmds[i])
 			}
 			return nil
@@ -68,9 +68,8 @@ func (s *Redis) extend(n *node, batch []renewal) {
 		answered := false
 		for i, cmd := range cmds {
 			reply, replyErr := cmd.Result()
-			if redis.HasErrorPrefix(replyErr, "NOSCRIPT") {
-				names := s.keys.names(batch[i].key)
-				reply, replyErr = extendScript.run(ctx, s.client, []string{names.lease, names.tries}, extendArgs(batch[i])...)
+			if isUnknownScript(replyErr) {
+				reply, replyErr = invs[i].run(ctx, s.client)
 			}
 			if replyErr != nil {
 				continue
@@ -89,6 +88,7 @@ func (s *Redis) extend(n *node, batch []renewal) {
 	})
 }
 
-func extendArgs(r renewal) []any {
-	return []any{r.token[:], r.ttl.Milliseconds(), r.window.Milliseconds()}
+func (s *Redis) extending(r renewal) invocation {
+	names := s.keys.names(r.key)
+	return extendScript.invoke(2, names.lease, names.tries, r.token[:], r.ttl.Milliseconds(), r.window.Milliseconds())
 }

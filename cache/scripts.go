@@ -1,11 +1,9 @@
 package cache
 
 import (
-	"context"
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -51,7 +49,8 @@ var (
 	tagScript     = newScript(tagSource)
 )
 
-type script struct{ source, sha string }
+// A script and its digest are strings, as words of a command.
+type script struct{ source, sha any }
 
 func newScript(source string) *script {
 	sum := sha1.Sum([]byte(source))
@@ -66,39 +65,3 @@ type once struct{ *redis.Cmd }
 
 // NoRetry overrides that of redis.Cmd.
 func (once) NoRetry() bool { return true }
-
-func (sc *script) command(ctx context.Context, verb, body string, keys []string, args []any) once {
-	all := make([]any, 0, 3+len(keys)+len(args))
-	all = append(all, verb, body, len(keys))
-	for _, k := range keys {
-		all = append(all, k)
-	}
-	all = append(all, args...)
-	cmd := once{redis.NewCmd(ctx, all...)}
-	cmd.SetFirstKeyPos(3)
-	return cmd
-}
-
-func (sc *script) evalsha(ctx context.Context, keys []string, args []any) once {
-	return sc.command(ctx, "evalsha", sc.sha, keys, args)
-}
-
-// tryAgainWait is the pause before a command is resent that met a slot in
-// migration.
-const tryAgainWait = 10 * time.Millisecond
-
-// run carries the script out once and returns its reply.
-func (sc *script) run(ctx context.Context, client redis.UniversalClient, keys []string, args ...any) (any, error) {
-	for {
-		cmd := sc.evalsha(ctx, keys, args)
-		err := client.Process(ctx, cmd)
-		if redis.HasErrorPrefix(err, "NOSCRIPT") {
-			cmd = sc.command(ctx, "eval", sc.source, keys, args)
-			err = client.Process(ctx, cmd)
-		}
-		if err != nil && redis.IsTryAgainError(err) && sleep(ctx, tryAgainWait) == nil {
-			continue
-		}
-		return cmd.Val(), err
-	}
-}

@@ -177,6 +177,8 @@ type Lease struct {
 	Attempt   int  // 1 for the first attempt since the last outcome, fleet-wide
 	Failures  int  // failures in a row, fleet-wide, that asked for a pause
 
+	names *nameWords // of Key, where there is a use for them
+
 	once sync.Once
 	lost chan struct{}
 }

@@ -40,7 +40,7 @@ func (s *Redis) changeTags(ctx context.Context, op, field string, tags []string)
 	calls := make([]scriptCall, len(tags))
 	for i, t := range tags {
 		calls[i] = scriptCall{
-			[]string{s.keys.tag(t)},
+			s.keys.tag(t),
 			[]any{now.Epoch[:], now.N, field, tagWindow.Milliseconds(), s.keys.invalidations(), tagChanged + t},
 		}
 	}
@@ -70,7 +70,7 @@ func (s *Redis) advanceClock(ctx context.Context, by int, least Stamp) (Stamp, e
 	if least != (Stamp{}) {
 		of = least.Epoch[:]
 	}
-	answers := s.runAll(ctx, "clock", clockScript, []scriptCall{{[]string{s.keys.clock()}, []any{epoch[:], by, least.N, of}}})
+	answers := s.runAll(ctx, "clock", clockScript, []scriptCall{{s.keys.clock(), []any{epoch[:], by, least.N, of}}})
 	if err := answers[0].err; err != nil {
 		return Stamp{}, err
 	}
@@ -158,7 +158,7 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 			if !ok {
 				j = len(calls)
 				at[k] = j
-				calls = append(calls, scriptCall{[]string{s.keys.tag(t)}, []any{e.Stamp.Epoch[:], e.Stamp.N, kept, whatever}})
+				calls = append(calls, scriptCall{s.keys.tag(t), []any{e.Stamp.Epoch[:], e.Stamp.N, kept, whatever}})
 			}
 			calls[j].args[2] = max(calls[j].args[2].(int64), kept)
 		}
@@ -235,9 +235,9 @@ func storableTags(e *Entry) error {
 	return nil
 }
 
-// A scriptCall is one run of a script, on keys of one slot.
+// A scriptCall is one run of a script, on one key.
 type scriptCall struct {
-	keys []string
+	key  string
 	args []any
 }
 
@@ -252,7 +252,7 @@ func (s *Redis) runAll(ctx context.Context, op string, sc *script, calls []scrip
 	answers := make([]scriptAnswer, len(calls))
 	groups := map[*node][]int{}
 	for i, c := range calls {
-		n, err := s.topo.node(c.keys[0])
+		n, err := s.topo.node(c.key)
 		if err != nil {
 			answers[i].err = err
 			continue
@@ -295,7 +295,7 @@ func (s *Redis) runOn(ctx context.Context, n *node, op string, sc *script, calls
 func (s *Redis) runPart(ctx context.Context, n *node, op string, sc *script, calls []scriptCall) []scriptAnswer {
 	invs := make([]invocation, len(calls))
 	for i, c := range calls {
-		invs[i] = invocation{sc, c.keys, c.args}
+		invs[i] = sc.invoke(1, slices.Concat([]any{c.key}, c.args)...)
 	}
 	answered := make(chan []scriptAnswer, 1)
 	err := s.doWithin(ctx, n, op, s.manyTimeout(len(calls)), func(ctx context.Context) error {
