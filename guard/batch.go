@@ -21,10 +21,8 @@ type batch struct {
 	*engine
 	fs      *flights
 	fetch   manyFetch
-	ctx     context.Context // of its flights: see newPursuit
-	end     context.CancelFunc
+	ctx     context.Context // of its flights: see flightContext
 	members []*member
-	flying  atomic.Int32 // members whose flight hasn't ended
 }
 
 // A member is one flight of a batch.
@@ -64,9 +62,7 @@ type part struct {
 }
 
 func (e *engine) newBatch(fs *flights, caller context.Context, fetch manyFetch) *batch {
-	b := &batch{engine: e, fs: fs, fetch: fetch}
-	b.ctx, b.end = e.flightContext(fs, caller)
-	return b
+	return &batch{engine: e, fs: fs, fetch: fetch, ctx: e.flightContext(fs, caller)}
 }
 
 // join makes the caller of the given number wait for the key's flight, as
@@ -85,29 +81,21 @@ func (b *batch) join(c call, num uint64, rd read) (f *flight, result <-chan sing
 
 // start sets the batch to work, when all have joined.
 func (b *batch) start() {
-	if len(b.members) == 0 {
-		b.end()
-		return
+	if len(b.members) > 0 {
+		b.fs.wg.Go(b.run) // none of its flights has ended yet
 	}
-	b.flying.Store(int32(len(b.members)))
-	b.fs.wg.Go(b.run) // none of its flights has ended yet
 }
 
 // fly is the body of a member's flight.
 func (m *member) fly(*flight) *outcome {
 	s := <-m.next
-	defer func() {
-		if m.b.flying.Add(-1) == 0 {
-			m.b.end()
-		}
-	}()
 	o := s.o
 	switch {
 	case o != nil:
 	case s.part != nil:
 		o = m.attend()
 	default:
-		if o = m.take(s.answer, nil); o == nil {
+		if o = m.take(&s.answer, nil); o == nil {
 			o = m.run()
 		}
 	}
@@ -119,7 +107,7 @@ func (m *member) fly(*flight) *outcome {
 
 // attend looks after a lease that was won until the batch is done with it.
 func (m *member) attend() *outcome {
-	lost, unwanted := m.lease.Lost(), m.f.unwanted
+	lost, unwanted := m.lease.Lost(), (<-chan struct{})(nil)
 	for {
 		select {
 		case o := <-m.done:
@@ -127,7 +115,7 @@ func (m *member) attend() *outcome {
 		case <-lost:
 			lost = nil
 			m.observe(Event{Kind: cache.LeaseLost, Key: m.call.key, Token: m.lease.Token, Attempt: m.lease.Attempt})
-			m.fs.supersede(m.call.key, m.f)
+			unwanted = m.fs.supersede(m.call.key, m.f)
 		case <-unwanted:
 			unwanted = nil
 			m.drop()

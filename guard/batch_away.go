@@ -79,7 +79,7 @@ func (b *batch) fetchHere(members []*member, source Source) {
 		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, paid, nil)
 		for i, m := range now {
 			m.withStale(&rs[i])
-			m.answer(m.fetchedHere(rs[i], &rs[i].fill, starts[i], source))
+			m.answer(m.fetchedHere(&rs[i], &rs[i].fill, starts[i], source))
 		}
 	}
 }

@@ -54,7 +54,7 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	if refused != nil {
 		r := fetched{err: refused, lost: errors.Is(refused, errNotWanted)}
 		for i, m := range live {
-			ends[i] = m.ending(m.lease, b.tick(), r)
+			ends[i] = m.ending(m.lease, b.tick(), &r)
 		}
 		b.giveBackMany(live, ends)
 		return
@@ -71,7 +71,7 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	for i, m := range live {
 		rs[i].stamp, rs[i].stampErr = stamp, stampErr
 		m.withStale(&rs[i])
-		ends[i] = m.ending(m.lease, starts[i], rs[i])
+		ends[i] = m.ending(m.lease, starts[i], &rs[i])
 	}
 	b.giveBackMany(live, ends)
 }

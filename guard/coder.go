@@ -13,6 +13,7 @@ import (
 // through the engine as *V in an any. A value may share the payload's memory, as
 // both are read-only (see [Policy.Clone]).
 type coder interface {
+	// encode's payload is only to be read: it may be the value itself.
 	encode(value any) (payload []byte, err error)
 	decode(payload []byte) (any, error)
 	// many is decode for values that are copied soon: a few at a time share their
@@ -26,6 +27,14 @@ func (c coderOf[V]) encode(value any) ([]byte, error) {
 	v, ok := value.(*V)
 	if !ok {
 		return nil, fmt.Errorf("guard: a value of type %T in a guard of another type", value)
+	}
+	if _, raw := c.codec.(cache.Raw); raw {
+		switch v := any(v).(type) {
+		case *string:
+			return unsafe.Slice(unsafe.StringData(*v), len(*v)), nil
+		case *[]byte:
+			return *v, nil
+		}
 	}
 	return c.codec.Marshal(*v)
 }

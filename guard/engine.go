@@ -233,8 +233,8 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 		case res := <-result:
 			return res.Val.(*outcome).forCaller(s.num, first)
 		case <-superseded:
-			if !s.fs.servesLate(f, s.num) {
-				return goRound()
+			if o := s.fs.sentOff(f, s.num); o != nil {
+				return o
 			}
 			superseded = nil
 		case <-s.ctx.Done():

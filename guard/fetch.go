@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -30,8 +29,9 @@ type fetched struct {
 // runFetch runs the fetch in a goroutine of its own, so that neither a hung
 // fetch nor one that panics or exits its goroutine takes the flight along. It
 // returns at FetchTimeout, whether the fetch heeds its context or not, when ctx
-// ends, or when unwanted is closed. lost is called when the lease is lost.
-func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lease, lost func(), unwanted <-chan struct{}) fetched {
+// ends, or when unwanted is closed. lost is called when the lease is lost, and
+// answers with what is closed then in place of unwanted.
+func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lease, lost func() <-chan struct{}, unwanted <-chan struct{}) *fetched {
 	timeout := &timedOut{e, c.key}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	defer cancel()
@@ -44,24 +44,24 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 	defer func() { refundUnless(&called, f.expense) }()
 	e.observeAs(cache.FetchStarted, ev)
 	start := time.Now()
-	done := make(chan fetched, 1)
 	called = true
 	// It ends when the user's fetch does, which may be long after it was given up:
 	// so it works on a fill of its own.
-	go e.callFetch(ctx, c, *f, done)
-	var r fetched
-	for waiting := true; waiting; {
+	under := &fetching{done: make(chan struct{})}
+	under.fill = *f
+	go e.callFetch(ctx, c, under)
+	var r *fetched
+	for r == nil {
 		select {
-		case r = <-done:
-			waiting = false
+		case <-under.done:
+			r = &under.fetched
 		case <-ctx.Done():
-			r, waiting = fetched{fill: *f, err: context.Cause(ctx)}, false
+			r = &fetched{fill: *f, err: context.Cause(ctx)}
 		case <-leaseLost:
 			e.observeAs(cache.LeaseLost, ev)
-			leaseLost = nil
-			lost()
+			leaseLost, unwanted = nil, lost()
 		case <-unwanted:
-			r, waiting = fetched{fill: *f, lost: true, err: context.Canceled}, false
+			r = &fetched{fill: *f, lost: true, err: context.Canceled}
 		}
 	}
 	r.took = time.Since(start)
@@ -91,36 +91,42 @@ func (t *timedOut) Error() string {
 // Unwrap is for [errors.Is].
 func (t *timedOut) Unwrap() error { return ErrFetchTimeout }
 
-// callFetch calls the user's fetch and packs its value, and answers on done
+// A fetching is a fetch that is under way, and what it has come to when done is
+// closed.
+type fetching struct {
+	fetched
+	done chan struct{}
+}
+
+// callFetch calls the user's fetch and packs its value, and is done with r
 // whatever becomes of it.
-func (e *engine) callFetch(ctx context.Context, c call, f fill, done chan<- fetched) {
+func (e *engine) callFetch(ctx context.Context, c call, r *fetching) {
+	f := &r.fill
 	ctx, frame := enter(ctx, e, c.key)
-	var r fetched
 	returned := false
 	defer func() {
 		frame.ended.Store(true)
 		if !returned {
 			// A panic or a Goexit: recover tells them apart.
-			r = fetched{fill: f, err: ErrGoexit}
+			r.value, r.entry, r.err = nil, nil, ErrGoexit
 			if p := recover(); p != nil {
 				r.err = &PanicError{Value: p, Stack: debug.Stack()}
 			}
 		}
-		done <- r
+		close(r.done)
 		if f.expense != nil {
 			// Here, as a fetch that was given up goes on calling its upstream; and
 			// nobody waits for it.
 			f.expense.Settle(f.cost)
 		}
 	}()
-	r.value, r.err = c.fetch(ctx, &f)
+	r.value, r.err = c.fetch(ctx, f)
 	if r.err != nil {
 		_ = r.err.Error() // one that panics, a typed nil say, does so here
 	}
 	if r.err == nil {
 		f.tags = slices.Concat(f.tags, e.tagsOfValue(c.key, r.value))
 	}
-	r.fill = f
 	if r.err == nil || errors.Is(r.err, ErrNotFound) || errors.Is(r.err, ErrNotModified) {
 		if err := checkTags(f.tags); err != nil {
 			r.err = fmt.Errorf("guard: Fill.Tags: %w", err)
@@ -157,11 +163,12 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	stamp, stampErr := p.stamp()
 	p.recheck()
 	f := p.newFill()
-	f.attempt, f.idempotencyKey = lease.Attempt, lease.Token.String()
+	f.attempt, f.token = lease.Attempt, lease.Token
 	f.cost, f.expense = paid.cost, paid.expense
 	start := p.fs.fetching(p.f, p.tick)
 	fetching = true
-	r := p.runFetch(callers.With(p.ctx, p), p.call, f, lease, func() { p.fs.supersede(p.call.key, p.f) }, p.f.unwanted)
+	lost := func() <-chan struct{} { return p.fs.supersede(p.call.key, p.f) }
+	r := p.runFetch(callers.With(p.ctx, p), p.call, f, lease, lost, nil)
 	r.stamp, r.stampErr = stamp, stampErr
 	return p.giveBack(p.ending(lease, start, r))
 }
@@ -178,7 +185,7 @@ type ending struct {
 }
 
 // ending decides. The outcome's moment is now: the lease is given back next.
-func (p *pursuit) ending(lease *cache.Lease, start uint64, r fetched) ending {
+func (p *pursuit) ending(lease *cache.Lease, start uint64, r *fetched) ending {
 	released := func(o *outcome) ending { return ending{back: cache.Return{Lease: lease}, o: o, start: start} }
 	switch {
 	case r.err != nil && p.engine.ctx.Err() != nil:
@@ -197,7 +204,7 @@ func (p *pursuit) ending(lease *cache.Lease, start uint64, r fetched) ending {
 	case r.err != nil:
 		return p.fail(lease, start, r.took, r.err)
 	}
-	return p.fill(lease, start, p.entryOf(&r), r, &outcome{value: r.value, source: Fetched, private: r.fill.private})
+	return p.fill(lease, start, p.entryOf(r), r, &outcome{value: r.value, source: Fetched, private: r.fill.private})
 }
 
 // giveBack gives the lease back, whatever became of the flight.
@@ -281,7 +288,7 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 }
 
 // renew stores the stale value for another TTL, as the upstream said it is good.
-func (p *pursuit) renew(lease *cache.Lease, start uint64, r fetched) ending {
+func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
 	f := &r.fill
 	if f.staleReading == nil {
 		return p.fail(lease, start, r.took, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
@@ -298,7 +305,7 @@ func (p *pursuit) renew(lease *cache.Lease, start uint64, r fetched) ending {
 
 // fill stores the entry. The outcome is shared with all who came before that if
 // it is accepted.
-func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r fetched, o *outcome) ending {
+func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *fetched, o *outcome) ending {
 	entry.Took = r.took
 	if entry.Kind != cache.Bypass && entry.Tags == nil {
 		entry.Tags = p.storeTags(r.fill.tags)
@@ -357,7 +364,7 @@ type slotKey struct{}
 // fetchHere fetches for the callers who were there before, and stores nothing.
 func (p *pursuit) fetchHere(source Source) *outcome {
 	f := p.newFill()
-	f.idempotencyKey = randomKey()
+	f.token = randomToken()
 	if err := p.afford(f, nil); err != nil {
 		return p.unaffordable(nil, err)
 	}
@@ -366,7 +373,7 @@ func (p *pursuit) fetchHere(source Source) *outcome {
 }
 
 // fetchedHere is the outcome of a fetch without a lease.
-func (p *pursuit) fetchedHere(r fetched, f *fill, start uint64, source Source) *outcome {
+func (p *pursuit) fetchedHere(r *fetched, f *fill, start uint64, source Source) *outcome {
 	if p.engine.ctx.Err() != nil {
 		return &outcome{err: ErrClosed, moment: always}
 	}
@@ -394,7 +401,7 @@ func (e *engine) alone(c call, mark *cache.Reading) *outcome {
 
 // forOneself fetches for one caller, on its own context, and stores nothing.
 func (e *engine) forOneself(c call, source Source, mark *cache.Reading) *outcome {
-	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, idempotencyKey: randomKey(), private: true, tags: e.policy.Tags}
+	f := &fill{attempt: 1, ttl: e.policy.TTL, staleFor: e.policy.Stale, token: randomToken(), private: true, tags: e.policy.Tags}
 	if mark != nil {
 		f.ttl = mark.Left
 	}
@@ -430,9 +437,8 @@ func (e *engine) insteadOfWaiting(c call, why error) *outcome {
 
 func (e *engine) reentrant(key string) error { return fmt.Errorf("%w: %s", ErrReentrant, e.about(key)) }
 
-// randomKey stands in for a lease's token where there is no lease.
-func randomKey() string {
-	var b [cache.TokenSize]byte
-	rand.Read(b[:])
-	return hex.EncodeToString(b[:])
+// randomToken stands in for a lease's where there is no lease.
+func randomToken() (t cache.Token) {
+	rand.Read(t[:])
+	return t
 }

@@ -78,17 +78,17 @@ func (u StaleUse) flags() cache.Flags {
 
 // fill is Fill without its type.
 type fill struct {
-	stale          any            // decoded
-	staleReading   *cache.Reading // as read; nil: none
-	attempt        int
-	idempotencyKey string
-	ttl, staleFor  time.Duration
-	staleUse       StaleUse
-	private        bool
-	tags           []string
-	cost           int
-	expense        Expense // nil: there is no budget
-	waited         bool    // for the budget
+	stale         any            // decoded
+	staleReading  *cache.Reading // as read; nil: none
+	attempt       int
+	token         cache.Token // the lease's, or a random one
+	ttl, staleFor time.Duration
+	staleUse      StaleUse
+	private       bool
+	tags          []string
+	cost          int
+	expense       Expense // nil: there is no budget
+	waited        bool    // for the budget
 }
 
 // Source says where a value came from.

@@ -48,25 +48,35 @@ type pursuit struct {
 	poll      time.Duration
 }
 
-// newPursuit is the pursuit of a flight. It runs on a context of its own: the
-// first caller's values, none of its cancellation.
-func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) (*pursuit, context.CancelFunc) {
-	ctx, end := e.flightContext(fs, c.ctx)
-	p := e.pursuitOn(ctx, fs, c, r)
+// newPursuit is the pursuit of a flight, on a context of its own.
+func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) *pursuit {
+	p := e.pursuitOn(e.flightContext(fs, c.ctx), fs, c, r)
 	p.f = f
-	return p, end
+	return p
 }
 
-// flightContext is the context of flights whose first caller has the given one.
-func (e *engine) flightContext(fs *flights, caller context.Context) (context.Context, context.CancelFunc) {
-	values := context.WithoutCancel(caller)
+// A flightContext ends with the guard, and has the values of the flight's first
+// caller: that one's end is none of its business.
+type flightContext struct {
+	context.Context // the engine's
+	values          context.Context
+}
+
+func (e *engine) flightContext(fs *flights, caller context.Context) context.Context {
 	if fs == &e.refreshes {
 		// Nobody waits for it, the fetch it may have been started from neither.
-		values = context.WithValue(values, frameKey{}, (*frame)(nil))
+		caller = context.WithValue(caller, frameKey{}, (*frame)(nil))
 	}
-	ctx, cancel := context.WithCancel(values)
-	stop := context.AfterFunc(e.ctx, cancel)
-	return ctx, func() { stop(); cancel() }
+	return &flightContext{e.ctx, caller}
+}
+
+// Value implements [context.Context]. The engine's own context has no values but
+// the one by which package context knows whose end it is.
+func (c *flightContext) Value(key any) any {
+	if v := c.Context.Value(key); v != nil {
+		return v
+	}
+	return c.values.Value(key)
 }
 
 func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, r *cache.Reading) *pursuit {
@@ -87,8 +97,7 @@ func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, r *cache.Re
 // fly is the body of a flight whose first caller has read what it has: an
 // unservable entry, nothing yet, or an error.
 func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
-	p, end := e.newPursuit(fs, f, c, rd.reading)
-	defer end()
+	p := e.newPursuit(fs, f, c, rd.reading)
 	if rd.err != nil {
 		return p.withoutStore(rd.err)
 	}
@@ -115,9 +124,7 @@ func (p *pursuit) ended(o *outcome) *outcome {
 // local is the body of a flight for a key whose values are too large to store:
 // callers of the process share a fetch, without a lease.
 func (e *engine) local(f *flight, c call) *outcome {
-	p, end := e.newPursuit(&e.locals, f, c, nil)
-	defer end()
-	return p.fetchHere(Fetched)
+	return e.newPursuit(&e.locals, f, c, nil).fetchHere(Fetched)
 }
 
 // run asks until there is an outcome.
@@ -127,14 +134,15 @@ func (p *pursuit) run() *outcome {
 		p.ask.Suspect = p.suspect()
 		p.beginStamp()
 		p.moment = p.tick()
-		if o := p.take(p.store.Acquire(p.ctx, key, p.ask)); o != nil {
+		answer, err := p.store.Acquire(p.ctx, key, p.ask)
+		if o := p.take(&answer, err); o != nil {
 			return o
 		}
 	}
 }
 
 // take is the outcome that one ask comes to; nil: ask again.
-func (p *pursuit) take(answer cache.Answer, err error) *outcome {
+func (p *pursuit) take(answer *cache.Answer, err error) *outcome {
 	if o := p.endedFor(p.ctx, err); o != nil {
 		if answer.Verdict == cache.Granted {
 			_ = p.store.Release(context.WithoutCancel(p.ctx), answer.Lease)
@@ -161,7 +169,7 @@ func (p *pursuit) suspect() cache.Token {
 
 // answered is the outcome that an answer brings; nil: wait if it was "held",
 // else ask again.
-func (p *pursuit) answered(a cache.Answer) *outcome {
+func (p *pursuit) answered(a *cache.Answer) *outcome {
 	if a.Verdict != cache.Quarantined {
 		p.suspicious = false
 	}
@@ -231,7 +239,7 @@ func (p *pursuit) quarantined(left time.Duration) *outcome {
 }
 
 // held takes note of whose the lease is.
-func (p *pursuit) held(a cache.Answer) {
+func (p *pursuit) held(a *cache.Answer) {
 	p.heldMoment = p.moment
 	if a.Holder != p.ask.LastHeld {
 		p.unwatched = time.Time{}
@@ -248,7 +256,7 @@ func (p *pursuit) held(a cache.Answer) {
 
 // wait returns when there is reason to ask again, or with an outcome that a
 // wake-up told.
-func (p *pursuit) wait(a cache.Answer) *outcome {
+func (p *pursuit) wait(a *cache.Answer) *outcome {
 	if p.watch == nil {
 		p.waitSince = time.Now()
 		p.f.waiting.Store(true)

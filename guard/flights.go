@@ -30,15 +30,15 @@ type flights struct {
 // A flight is one pursuit of a key's value: a lease asked for, a fetch or a wait.
 type flight struct {
 	superseded chan struct{} // closed: newcomers, and callers it can't serve, go elsewhere
-	unwanted   chan struct{} // closed: lost its lease, and nobody can use its result
 	began      time.Time
 	first      uint64      // number of the caller who started it
 	waiting    atomic.Bool // for another process
 
 	// Guarded by flights.mu.
-	before, after int    // callers who may have the fetch's result whatever happens, and others
-	fetchMoment   uint64 // when the fetch started; 0: none has
-	lost          bool
+	before, after int           // callers who may have the fetch's result whatever happens, and others
+	fetchMoment   uint64        // when the fetch started; 0: none has
+	unwanted      chan struct{} // nil: it has its lease. Closed: it lost it, and nobody can use its result
+	exited        bool          // its goroutine was ended: there will be no result
 	firstLeft     bool
 }
 
@@ -54,7 +54,7 @@ func (fs *flights) join(key string, num uint64, run func(*flight) *outcome) (f *
 	}
 	f = fs.live[key]
 	if first = f == nil; first {
-		f = &flight{superseded: make(chan struct{}), unwanted: make(chan struct{}), began: time.Now(), first: num}
+		f = &flight{superseded: make(chan struct{}), began: time.Now(), first: num}
 		fs.live[key] = f
 		fs.flying.Add(1)
 		fs.wg.Add(1)
@@ -63,8 +63,11 @@ func (fs *flights) join(key string, num uint64, run func(*flight) *outcome) (f *
 	result = fs.group.DoChan(key, func() (any, error) {
 		// Runs only if first: see live.
 		defer fs.wg.Done()
-		defer fs.end(key, f)
-		return safely(run, f), nil
+		exited := true
+		defer func() { fs.end(key, f, exited) }()
+		o := safely(run, f)
+		exited = false
+		return o, nil
 	})
 	return f, result, first
 }
@@ -90,10 +93,22 @@ func safely(run func(*flight) *outcome, f *flight) (o *outcome) {
 	return run(f)
 }
 
-// end takes the flight out, so that whoever comes now starts the next.
-func (fs *flights) end(key string, f *flight) {
+// end takes the flight out, so that whoever comes now starts the next. singleflight
+// tells nobody of one whose goroutine exited, as an Observer may make it do: whoever
+// waits is sent off here.
+func (fs *flights) end(key string, f *flight, exited bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
+	if exited {
+		f.exited = true
+		if f.unwanted == nil {
+			close(f.superseded)
+		}
+	}
+	fs.takeOut(key, f)
+}
+
+func (fs *flights) takeOut(key string, f *flight) {
 	if fs.live[key] == f {
 		delete(fs.live, key)
 		fs.flying.Add(-1)
@@ -101,16 +116,17 @@ func (fs *flights) end(key string, f *flight) {
 	}
 }
 
-// supersede is end for a flight that goes on without its lease, for those who
-// were there before its fetch started. The others are sent round at once. If
-// there is nobody else, or as soon as there isn't, unwanted is closed.
-func (fs *flights) supersede(key string, f *flight) {
-	fs.end(key, f)
+// supersede takes out a flight that goes on without its lease, for those who were
+// there before its fetch started. The others are sent round at once. If there is
+// nobody else, or as soon as there isn't, unwanted is closed. It is called once.
+func (fs *flights) supersede(key string, f *flight) (unwanted <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	f.lost = true
+	fs.takeOut(key, f)
+	f.unwanted = make(chan struct{})
 	close(f.superseded)
 	f.checkWanted()
+	return f.unwanted
 }
 
 func (fs *flights) leave(f *flight, num uint64) {
@@ -145,12 +161,18 @@ func (fs *flights) deserted(f *flight) bool {
 	return f.before+f.after == 0
 }
 
-// servesLate reports whether a caller may still have the result of a flight that
-// was superseded.
-func (fs *flights) servesLate(f *flight, num uint64) bool {
+// sentOff is where a flight that was superseded leaves a caller: nil if the caller
+// may still have its result.
+func (fs *flights) sentOff(f *flight, num uint64) *outcome {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	return num < f.fetchMoment
+	switch {
+	case f.exited:
+		return &outcome{err: ErrGoexit}
+	case num < f.fetchMoment:
+		return nil
+	}
+	return goRound()
 }
 
 // close lets nobody in any more.
@@ -169,7 +191,7 @@ func (f *flight) count(num uint64, by int) {
 }
 
 func (f *flight) checkWanted() {
-	if f.lost && f.before == 0 {
+	if f.unwanted != nil && f.before == 0 {
 		select {
 		case <-f.unwanted:
 		default:

@@ -141,7 +141,7 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(context.Context, *fill) (any, error) {
 	return func(ctx context.Context, f *fill) (any, error) {
 		fl := Fill[V]{
-			Attempt: f.attempt, IdempotencyKey: f.idempotencyKey,
+			Attempt: f.attempt, IdempotencyKey: f.token.String(),
 			TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
 			Tags: slices.Clone(f.tags),
 		}

@@ -134,8 +134,8 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 		case res := <-w.result:
 			return res.Val.(*outcome).forCaller(num, w.m != nil)
 		case <-superseded:
-			if !fs.servesLate(w.f, num) {
-				return goRound()
+			if o := fs.sentOff(w.f, num); o != nil {
+				return o
 			}
 			superseded = nil
 		case <-m.ctx.Done():

@@ -18,18 +18,32 @@ type frame struct {
 
 type frameKey struct{}
 
+// framed is a context that a frame marks.
+type framed struct {
+	context.Context
+	frame
+}
+
+// Value implements [context.Context].
+func (c *framed) Value(key any) any {
+	if key == (frameKey{}) {
+		return &c.frame
+	}
+	return c.Context.Value(key)
+}
+
 func enter(ctx context.Context, e *engine, key string) (context.Context, *frame) {
-	return enterFrame(ctx, &frame{engine: e, key: key})
+	return enterFrame(&framed{Context: ctx, frame: frame{engine: e, key: key}})
 }
 
 // enterMany marks the fetch of a batch.
 func enterMany(ctx context.Context, e *engine, keys *fetchKeys) (context.Context, *frame) {
-	return enterFrame(ctx, &frame{engine: e, batch: keys})
+	return enterFrame(&framed{Context: ctx, frame: frame{engine: e, batch: keys}})
 }
 
-func enterFrame(ctx context.Context, f *frame) (context.Context, *frame) {
-	f.outer, _ = ctx.Value(frameKey{}).(*frame)
-	return context.WithValue(ctx, frameKey{}, f), f
+func enterFrame(c *framed) (context.Context, *frame) {
+	c.outer, _ = c.Context.Value(frameKey{}).(*frame)
+	return c, &c.frame
 }
 
 // holds reports whether a call for key from within would wait for the fetch

@@ -239,6 +239,28 @@ func TestGoexitInAFetchIsAnError(t *testing.T) {
 	})
 }
 
+// exitsAt is an Observer that ends the goroutine which reports events of a kind.
+type exitsAt struct{ kind cache.EventKind }
+
+func (o exitsAt) Observe(ev guard.Event) {
+	if ev.Kind == o.kind {
+		runtime.Goexit()
+	}
+}
+
+func TestGoexitInAnObserverIsAnErrorAndLeavesTheKeyUsable(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		for _, kind := range []cache.EventKind{cache.LeaseGranted, cache.FetchStarted, cache.FetchDone, cache.FillStored} {
+			key := string(kind)
+			bad := w.guard(w.open(), policy(func(p *guard.Policy) { p.Observer = exitsAt{kind} }))
+			if _, err := bad.Get(context.Background(), key, (&origin{}).fetch); !errors.Is(err, guard.ErrGoexit) {
+				w.Errorf("%s: got %v", kind, err)
+			}
+			get(w, w.guard(w.open(), policy()), key, (&origin{}).fetch)
+		}
+	})
+}
+
 // pitfall 8
 func TestFetchThatAsksForItsOwnKeyIsTold(t *testing.T) {
 	inWorlds(t, func(w *world) {
