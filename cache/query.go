@@ -40,12 +40,33 @@ const (
 
 // A readCmd is how one name is read.
 type readCmd struct {
-	get   *redis.StringCmd // nil: as the place-th of an MGET
-	pttl  *redis.IntCmd    // nil: it isn't asked for
+	get   getCmd        // or, if it has none, as the place-th of an MGET
+	pttl  *redis.IntCmd // nil: it isn't asked for
 	mget  int32
 	place int32
 	age   time.Duration // once settled, if it wasn't asked for
 }
+
+// A getCmd is a GET to which it is no error to find nothing: the client would look
+// at length whether it ought to be repeated.
+type getCmd struct{ *redis.StringCmd }
+
+// SetErr implements [redis.Cmder].
+func (c *getCmd) SetErr(err error) {
+	if err == redis.Nil {
+		err = nil
+	}
+	c.StringCmd.SetErr(err)
+}
+
+// A keyArg is a name as an argument, which as a pointer needs no allocation. Who
+// prints the command sees the name.
+type keyArg string
+
+func (k *keyArg) String() string { return string(*k) }
+
+// MarshalBinary implements [encoding.BinaryMarshaler].
+func (k *keyArg) MarshalBinary() ([]byte, error) { return unshared(string(*k)), nil }
 
 // mgetKeys go in one MGET. More are several: Redis looks the next ones up while
 // the client takes in the values of the first.
@@ -84,9 +105,10 @@ func (q *query) commands(ctx context.Context) []redis.Cmder {
 	var group []int
 	for i := range q.names {
 		if q.ask == askAll || q.ask == askUnknown && (known == nil || !known[i]) {
-			q.cmds[i].get, q.cmds[i].pttl = l.get(&q.names[i]), l.pttl(&q.names[i])
+			l.get(&q.cmds[i].get, &q.names[i])
+			q.cmds[i].pttl = l.pttl(&q.names[i])
 		} else if !together {
-			q.cmds[i].get = l.get(&q.names[i])
+			l.get(&q.cmds[i].get, &q.names[i])
 		} else if group = append(group, i); len(group) == mgetKeys {
 			q.mget(&l, group)
 			group = group[:0]
@@ -106,7 +128,7 @@ func (q *query) mget(l *cmdList, places []int) {
 	case 0:
 		return
 	case 1:
-		q.cmds[places[0]].get = l.get(&q.names[places[0]])
+		l.get(&q.cmds[places[0]].get, &q.names[places[0]])
 		return
 	}
 	for place, i := range places {
@@ -115,8 +137,7 @@ func (q *query) mget(l *cmdList, places []int) {
 	q.mgets = append(q.mgets, l.mget(q.names, places))
 }
 
-// A cmdList makes commands, whose arguments share their memory. A pointer as an
-// argument needs no allocation.
+// A cmdList makes commands, whose arguments share their memory.
 type cmdList struct {
 	ctx  context.Context
 	args []any
@@ -126,16 +147,15 @@ type cmdList struct {
 // last are the last n arguments.
 func (l *cmdList) last(n int) []any { return l.args[len(l.args)-n : len(l.args) : len(l.args)] }
 
-func (l *cmdList) get(name *string) *redis.StringCmd {
-	l.args = append(l.args, "get", name)
-	c := redis.NewStringCmd(l.ctx, l.last(2)...)
+func (l *cmdList) get(c *getCmd, name *string) {
+	l.args = append(l.args, "get", (*keyArg)(name))
+	c.StringCmd = redis.NewStringCmd(l.ctx, l.last(2)...)
 	c.SetFirstKeyPos(1)
 	l.all = append(l.all, c)
-	return c
 }
 
 func (l *cmdList) pttl(name *string) *redis.IntCmd {
-	l.args = append(l.args, "pttl", name)
+	l.args = append(l.args, "pttl", (*keyArg)(name))
 	c := redis.NewIntCmd(l.ctx, l.last(2)...)
 	c.SetFirstKeyPos(1)
 	l.all = append(l.all, c)
@@ -146,7 +166,7 @@ func (l *cmdList) pttl(name *string) *redis.IntCmd {
 func (l *cmdList) mget(names []string, places []int) *redis.StringSliceCmd {
 	l.args = append(l.args, "mget")
 	for _, i := range places {
-		l.args = append(l.args, &names[i])
+		l.args = append(l.args, (*keyArg)(&names[i]))
 	}
 	c := redis.NewStringSliceCmd(l.ctx, l.last(1+len(places))...)
 	c.SetFirstKeyPos(1)
@@ -158,8 +178,8 @@ func (l *cmdList) mget(names []string, places []int) *redis.StringSliceCmd {
 // only: a missing key or one of a foreign type, or where MGET is refused.
 func (q *query) answered() bool {
 	for i := range q.cmds {
-		if c := q.cmds[i].get; c != nil {
-			if err := c.Err(); err == nil || err == redis.Nil || redis.HasErrorPrefix(err, "WRONGTYPE") {
+		if c := q.cmds[i].get; c.StringCmd != nil {
+			if err := c.Err(); err == nil || redis.HasErrorPrefix(err, "WRONGTYPE") {
 				return true
 			}
 		}
@@ -205,7 +225,7 @@ func (q *query) settle() (again []int) {
 func (q *query) findAge(i int, now time.Time) bool {
 	c := &q.cmds[i]
 	v, err := q.value(c)
-	if err != nil && c.get == nil && errors.Is(classify("read", err), ErrRefused) {
+	if err != nil && c.get.StringCmd == nil && errors.Is(classify("read", err), ErrRefused) {
 		q.s.noMGET.Store(true)
 		return false
 	}
@@ -233,9 +253,9 @@ func (q *query) learnAge(i int) {
 	}
 }
 
-// value is what is stored under a name. Nothing is an empty string, or redis.Nil.
+// value is what is stored under a name. Nothing is an empty string.
 func (q *query) value(c *readCmd) (string, error) {
-	if c.get != nil {
+	if c.get.StringCmd != nil {
 		return c.get.Result()
 	}
 	values, err := q.mgets[c.mget].Result()
@@ -275,7 +295,7 @@ func (q *query) reading(i int, r *Reading) error {
 		r.Damage = errWrongType
 		return nil
 	}
-	return classify("read", err) // nil for redis.Nil: nothing is there
+	return classify("read", err)
 }
 
 // unshared is v as bytes. The client made the string of bytes that nobody else

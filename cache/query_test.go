@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -241,5 +242,26 @@ func TestForgottenAgesCostNoRoundTrips(t *testing.T) {
 	// A place is shared by two names now and then.
 	if most := int64(len(keys)); gets > most+most/20 || pttls < most/4 {
 		t.Errorf("%d GETs and %d PTTLs for %d keys, of which half are known", gets, pttls, len(keys))
+	}
+}
+
+// What a client's hooks print of a read names its keys.
+func TestReadsArePrintedWithTheirKeys(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	s, g := reading(t, server.Client(), "test")
+	var printed []string
+	g.of = func(cmd redis.Cmder) bool { printed = append(printed, cmd.String()); return false }
+	if err := s.Set(t.Context(), "k", entryOf("v", time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	printed = nil
+	for range 2 {
+		wantRead(t, s, "k", "v")
+	}
+	if _, err := s.Read(t.Context(), "none"); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"get test:{k}: ", "get test:{k}: ", "get test:{none}: "}; !slices.Equal(printed, want) {
+		t.Errorf("%q, want %q", printed, want)
 	}
 }

@@ -98,7 +98,7 @@ func (n *network) describe(m *command, cmd redis.Cmder) (label string) {
 	if m.is("mget") {
 		label = m.name
 		for _, key := range args[1:] {
-			label += " " + *key.(*string)
+			label += " " + fmt.Sprint(key)
 		}
 		return label
 	}
