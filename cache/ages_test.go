@@ -39,8 +39,8 @@ func plant(t *testing.T, admin *redis.Client, key string, b []byte, left time.Du
 // than its entry, nor older by more than some slack.
 func wantAge(t *testing.T, s cache.Store, key string, age, slack time.Duration) {
 	t.Helper()
-	one, err := s.Read(t.Context(), key)
 	many := cachetest.ReadMany(t.Context(), s, []string{key})[0]
+	one, err := s.Read(t.Context(), key)
 	if err != nil || many.Err != nil {
 		t.Fatal(err, many.Err)
 	}
