@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -106,6 +107,23 @@ func TestAgeIsThatOfTheVersion(t *testing.T) {
 			wantAge(t, s, "k", 0, 0)
 			time.Sleep(20 * time.Minute)
 			wantAge(t, s, "k", 20*time.Minute, 0)
+		}
+	})
+}
+
+// Versions that share a place in the table are told apart, and those there is no
+// room for are asked for.
+func TestVersionsThatShareAPlaceAreToldApart(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *cache.Redis, _ *gate, admin *redis.Client) {
+		const n = 20
+		for range 2 {
+			for i := range n {
+				e := entryOf("v", time.Hour)
+				e.Version = cache.Token{0: 1}
+				binary.BigEndian.PutUint64(e.Version[8:], uint64(1+i*cache.AgesKept))
+				plant(t, admin, fmt.Sprint("k", i), e.Encode(), time.Hour-time.Duration(i)*time.Minute)
+				wantAge(t, s, fmt.Sprint("k", i), time.Duration(i)*time.Minute, 0)
+			}
 		}
 	})
 }
