@@ -709,6 +709,34 @@ func TestNearValuesOfASlowBatchAreNotKeptTooLong(t *testing.T) {
 	})
 }
 
+// halfAway fails to read the first of two keys that are the same.
+type halfAway struct{ cache.Store }
+
+func (s halfAway) ReadMany(ctx context.Context, keys []string, each func(int, *cache.Reading, error)) {
+	s.Store.ReadMany(ctx, keys, func(i int, r *cache.Reading, err error) {
+		if slices.Contains(keys[i+1:], keys[i]) {
+			r, err = nil, cache.ErrUnavailable
+		}
+		each(i, r, err)
+	})
+}
+
+// A key that is asked for twice may be read twice, and once in vain: it is served,
+// and neither fetched nor failed.
+func TestKeyAskedForTwiceHasOneOutcome(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.guard(halfAway{w.open()}, policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
+		time.Sleep(time.Second)
+		getMany(w, g, []string{"a"}, (&manyOrigin{}).fetch)
+		equal(w, getMany(w, g, []string{"a", "b", "a"}, func(_ context.Context, keys []string) (map[string]string, error) {
+			if !slices.Equal(keys, []string{"b"}) {
+				return nil, fmt.Errorf("%v are fetched", keys)
+			}
+			return valuesOf(keys), nil
+		}), valuesOf([]string{"a", "b"}))
+	})
+}
+
 func TestBypassedKeysOfABatch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBytes = 100 }))
