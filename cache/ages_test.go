@@ -52,6 +52,13 @@ func wantAge(t *testing.T, s cache.Store, key string, age, slack time.Duration) 
 	}
 }
 
+func wantFound(t *testing.T, s cache.Store, key string) {
+	t.Helper()
+	if r, err := s.Read(t.Context(), key); err != nil || !r.Found {
+		t.Errorf("%s: %+v, %v", key, r, err)
+	}
+}
+
 // whileHeld has a key read, and calls f while what is sent, or the answer, is held
 // up on its way.
 func whileHeld(t *testing.T, s cache.Store, g *gate, side *chan struct{}, key string, f func()) *cache.Reading {
@@ -111,10 +118,10 @@ func TestAgeIsThatOfTheVersion(t *testing.T) {
 	})
 }
 
-// Versions that share a place in the table are told apart, and those there is no
-// room for are asked for.
+// Versions that share a place in the table are told apart. Those there is no room
+// for are asked for, at once.
 func TestVersionsThatShareAPlaceAreToldApart(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *cache.Redis, _ *gate, admin *redis.Client) {
+	inBubble(t, func(t *testing.T, s *cache.Redis, g *gate, admin *redis.Client) {
 		const n = 20
 		for range 2 {
 			for i := range n {
@@ -124,6 +131,15 @@ func TestVersionsThatShareAPlaceAreToldApart(t *testing.T) {
 				plant(t, admin, fmt.Sprint("k", i), e.Encode(), time.Hour-time.Duration(i)*time.Minute)
 				wantAge(t, s, fmt.Sprint("k", i), time.Duration(i)*time.Minute, 0)
 			}
+		}
+		asked := g.Count("pttl")
+		for i := range n {
+			if trips, commands := sent(g, func() { wantFound(t, s, fmt.Sprint("k", i)) }); trips != 1 {
+				t.Errorf("k%d: %d round trips:%s", i, trips, commands)
+			}
+		}
+		if asked = g.Count("pttl") - asked; asked < n/2 || asked == n {
+			t.Errorf("%d of %d ages were asked for", asked, n)
 		}
 	})
 }
@@ -137,9 +153,7 @@ func TestCopyMakesItsOriginalNoYounger(t *testing.T) {
 		plant(t, admin, "k", e.Encode(), 10*time.Minute)
 		wantAge(t, s, "k", 50*time.Minute, 0)
 		plant(t, admin, "copy", e.Encode(), time.Hour)
-		if r, err := s.Read(t.Context(), "copy"); err != nil || !r.Found {
-			t.Fatal(r, err)
-		}
+		wantFound(t, s, "copy")
 		wantAge(t, s, "k", 50*time.Minute, 0)
 	})
 }
