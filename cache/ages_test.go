@@ -327,7 +327,7 @@ func TestReadOfManyIsLeftInTheMiddle(t *testing.T) {
 			}
 		}
 		keys = slices.Concat(keys, keys, make([]string, 4000)) // three pipelines
-		for _, trip := range []string{"mget", "get"} { // "get" goes second, for what is new
+		for _, trip := range []string{"mget", "get"} {         // "get" goes second, for what is new
 			g.of = func(cmd redis.Cmder) bool { return cmd.Name() == trip }
 			ctx, cancel := context.WithCancel(t.Context())
 			open := g.shut(&g.way)
