@@ -17,6 +17,7 @@ type ages struct {
 	sets  []ageSet // nil: nothing was learned yet
 	base  time.Time
 	wall  time.Time // base, by the wall clock
+	slips int       // how often the clocks have parted
 	seed  maphash.Seed
 	names []uint32 // a part of the hash of those whose versions are known, by another part
 }
@@ -43,17 +44,30 @@ func setOf(v Token) int {
 	return int(h % ageSets)
 }
 
-// check forgets everything if the clocks have parted by the time now. Call it
-// before find.
-func (a *ages) check(now time.Time) {
+// check forgets everything if the clocks have parted by the time now, and returns
+// how often they have. Call it before find. What was asked before they parted may
+// not be learned after: the reply may have lain there while the machine slept.
+func (a *ages) check(now time.Time) (slips int) {
 	a.mu.RLock()
-	slipped := a.sets != nil && (now.Round(0).Sub(a.wall)-now.Sub(a.base)).Abs() > clockSlip
+	good, slips := a.runs(now), a.slips
 	a.mu.RUnlock()
-	if slipped {
-		a.mu.Lock()
-		a.sets = nil
-		a.mu.Unlock()
+	if good {
+		return slips
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.runs(now) {
+		if !a.base.IsZero() {
+			a.slips++
+		}
+		a.sets, a.base, a.wall = nil, now, now.Round(0)
+	}
+	return a.slips
+}
+
+// runs reports whether the clocks have run and not parted. a.mu is held.
+func (a *ages) runs(now time.Time) bool {
+	return !a.base.IsZero() && (now.Round(0).Sub(a.wall)-now.Sub(a.base)).Abs() <= clockSlip
 }
 
 // expects says of which names, by place, the age is expected to be known: one was
@@ -98,15 +112,15 @@ func (a *ages) find(v Token, now time.Time) (time.Duration, bool) {
 }
 
 // learn notes that the version that is there under a name was written at a time,
-// which may be a round trip too early. a.mu is held.
+// which may be a round trip too early. Of two times that are told of a version,
+// as it was copied to another name with another expiry, the earlier one counts.
+// check was called before; a.mu is held.
 func (a *ages) learn(name string, v Token, written time.Time) {
 	if a.sets == nil {
-		a.sets, a.names = make([]ageSet, ageSets), make([]uint32, ageNames)
-		a.base, a.seed = time.Now(), maphash.MakeSeed()
-		a.wall = a.base.Round(0)
+		a.sets, a.names, a.seed = make([]ageSet, ageSets), make([]uint32, ageNames), maphash.MakeSeed()
 	}
 	set := &a.sets[setOf(v)]
-	oldest := 0
+	oldest, at := 0, written.Sub(a.base)
 	for i := range set {
 		if set[i].version == v || set[i].version.IsZero() {
 			oldest = i
@@ -116,8 +130,22 @@ func (a *ages) learn(name string, v Token, written time.Time) {
 			oldest = i
 		}
 	}
+	if set[oldest].version == v {
+		at = min(at, set[oldest].written)
+	}
 	a.names[set[oldest].name] = 0 // or every read of what has given way would be two
 	place, part := a.hash(name)
 	a.names[place] = part
-	set[oldest].version, set[oldest].written, set[oldest].name = v, written.Sub(a.base), place
+	set[oldest].version, set[oldest].written, set[oldest].name = v, at, place
+}
+
+// unlearn notes that under a name is what has no age that could be learned, or
+// every read of it would be two. a.mu is held.
+func (a *ages) unlearn(name string) {
+	if a.sets == nil {
+		return
+	}
+	if place, part := a.hash(name); a.names[place] == part {
+		a.names[place] = 0
+	}
 }

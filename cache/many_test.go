@@ -385,6 +385,43 @@ func TestTagsOfManyKeysHaveMoreTime(t *testing.T) {
 	})
 }
 
+func TestTaggedKeysAmongManyAreEachTheirOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := cache.NewRedis(redistest.RunEmbeddedInMemory(t).Client(), cache.Options{Namespace: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		keys := []string{"a", "b", "c", "plain", "none"}
+		for _, key := range keys[:4] {
+			e := entryOf("of "+key, time.Minute)
+			if key != "plain" {
+				e.Tags = []string{"all", "of " + key}
+			}
+			if err := s.Set(t.Context(), key, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check := func(there ...bool) {
+			t.Helper()
+			for i, r := range cachetest.ReadMany(t.Context(), s, keys) {
+				if r.Err != nil || r.Reading.Found != there[i] || there[i] && string(r.Reading.Entry.Payload) != "of "+keys[i] {
+					t.Errorf("%s: %+v", keys[i], r)
+				}
+			}
+		}
+		check(true, true, true, true, false)
+		if err := s.DeleteTag(t.Context(), "of b"); err != nil {
+			t.Fatal(err)
+		}
+		check(true, false, true, true, false)
+		if err := s.DeleteTag(t.Context(), "all"); err != nil {
+			t.Fatal(err)
+		}
+		check(false, false, false, true, false)
+	})
+}
+
 func TestScriptsOfTagsThatWereFlushedAreSentAgainInPipelines(t *testing.T) {
 	s, h, admin := tripped(t)
 	_, requests, _ := requestsFor(500)

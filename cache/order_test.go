@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ type gate struct {
 	way, ret chan struct{} // nil: open
 	held     chan struct{} // one for each that is being held up
 	of       func(cmd redis.Cmder) bool
+	passed   atomic.Int64 // of those it is for, by round trip
 }
 
 func acquires(cmd redis.Cmder) bool {
@@ -56,6 +58,7 @@ func (g *gate) pass(cmds []redis.Cmder, next func() error) error {
 	if !g.of(cmds[0]) {
 		return next()
 	}
+	g.passed.Add(1)
 	wait(&g.way)
 	err := next()
 	if len(cmds) > 1 {

@@ -27,6 +27,7 @@ type query struct {
 	mgets []*redis.StringSliceCmd
 	found []*redis.SliceCmd // the records
 	sent  time.Time
+	slips int // of the clocks, before it was sent
 }
 
 // askAge says for which names a query asks for the PTTL.
@@ -77,6 +78,7 @@ const mgetKeys = 128
 func (q *query) send(ctx context.Context, pipe redis.Pipeliner) error {
 	_ = pipe.BatchProcess(ctx, q.commands(ctx)...)
 	q.sent = time.Now()
+	q.slips = q.s.ages.check(q.sent)
 	if _, err := pipe.Exec(ctx); err != nil && !q.answered() {
 		return err
 	}
@@ -212,7 +214,7 @@ func (q *query) settle() (again []int) {
 	if asked > 0 {
 		ages.mu.Lock()
 		for i := range q.cmds {
-			if q.cmds[i].pttl != nil {
+			if q.cmds[i].pttl != nil && ages.slips == q.slips {
 				q.learnAge(i)
 			}
 		}
@@ -243,14 +245,18 @@ func (q *query) findAge(i int, now time.Time) bool {
 func (q *query) learnAge(i int) {
 	c := &q.cmds[i]
 	v, err := q.value(c)
-	if err != nil || len(v) < HeaderSize {
+	if err != nil || v == "" {
 		return
 	}
 	// An entry whose expiry isn't its own TTL's is left out.
-	left, ttl := time.Duration(c.pttl.Val())*time.Millisecond, ttlOf(unshared(v))
-	if left > 0 && left <= ttl {
-		q.s.ages.learn(q.names[i], Token(unshared(v)[:TokenSize]), q.sent.Add(left-ttl))
+	if len(v) >= HeaderSize {
+		left, ttl := time.Duration(c.pttl.Val())*time.Millisecond, ttlOf(unshared(v))
+		if left > 0 && left <= ttl {
+			q.s.ages.learn(q.names[i], Token(unshared(v)[:TokenSize]), q.sent.Add(left-ttl))
+			return
+		}
 	}
+	q.s.ages.unlearn(q.names[i])
 }
 
 // value is what is stored under a name. Nothing is an empty string.

@@ -131,7 +131,7 @@ func (e *engine) pursue(c call) *outcome {
 			e.refresh(c, o.refresh)
 		}
 		if e.near != nil && o.err == nil && o.stored && o.source != Stale {
-			e.near.put(c.key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta))
+			e.near.put(c.key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), 0)
 		}
 		if c.force {
 			return o

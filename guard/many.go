@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -56,6 +57,10 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 		}, err
 	}}
 	left := m.read(ask, func(key string, value any) { values[key] = g.shared(value) })
+	left = slices.DeleteFunc(left, func(w *wanted) bool { // asked for twice, and read once
+		_, served := values[w.key]
+		return served
+	})
 	var failed map[string]error
 	for _, p := range m.pursue(left) {
 		switch err := p.o.err; {
@@ -126,7 +131,7 @@ func (m *many) read(keys []string, serve func(key string, value any)) []*wanted 
 			hits++
 			serve(keys[i], value)
 			if m.near != nil {
-				m.near.put(keys[i], m.tickets[i], value, r.Keep(), dueAt(&r.Entry, m.policy.Beta))
+				m.near.put(keys[i], m.tickets[i], value, r.Keep(), dueAt(&r.Entry, m.policy.Beta), time.Since(at))
 			}
 			return
 		}

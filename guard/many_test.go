@@ -664,6 +664,79 @@ func TestManyNearValues(t *testing.T) {
 	})
 }
 
+// lateReads hands over what it has read of many keys after a while.
+type lateReads struct {
+	cache.Store
+	late time.Duration
+}
+
+func (s lateReads) ReadMany(ctx context.Context, keys []string, each func(int, *cache.Reading, error)) {
+	var calls []func()
+	s.Store.ReadMany(ctx, keys, func(i int, r *cache.Reading, err error) {
+		if r != nil {
+			r = r.Keep()
+		}
+		calls = append(calls, func() { each(i, r, err) })
+	})
+	time.Sleep(s.late)
+	for _, call := range calls {
+		call()
+	}
+}
+
+// What a batch has long had, when the rest of it is there, is near for no longer
+// than it is fresh.
+func TestNearValuesOfASlowBatchAreNotKeptTooLong(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		p := policy(func(p *guard.Policy) { p.TTL, p.Near.MaxEntries = 2*time.Second, 100 })
+		slow := w.guard(lateReads{w.open(), 3 * time.Second}, p)
+		fleet := append(w.fleet(2, p), slow)
+		o := &origin{}
+		get(w, fleet[1], "read", o.fetch)
+		getMany(w, slow, []string{"read"}, neverMany)
+		if v := get(w, slow, "read", o.fetch); v != "v2" {
+			w.Errorf("%q is near, 3 s after it was read", v)
+		}
+		for _, key := range []string{"soon", "late"} {
+			o := &origin{takes: map[string]time.Duration{"soon": time.Second, "late": 5 * time.Second}[key]}
+			go func() { _, _ = fleet[1].Get(context.Background(), key, o.fetch) }()
+		}
+		time.Sleep(100 * time.Millisecond)
+		getMany(w, fleet[0], []string{"late", "soon"}, neverMany)
+		if v := get(w, fleet[0], "soon", func(context.Context) (string, error) { return "new", nil }); v != "new" {
+			w.Errorf("%q is near, 4 s after it was fetched", v)
+		}
+	})
+}
+
+// halfAway fails to read the first of two keys that are the same.
+type halfAway struct{ cache.Store }
+
+func (s halfAway) ReadMany(ctx context.Context, keys []string, each func(int, *cache.Reading, error)) {
+	s.Store.ReadMany(ctx, keys, func(i int, r *cache.Reading, err error) {
+		if slices.Contains(keys[i+1:], keys[i]) {
+			r, err = nil, cache.ErrUnavailable
+		}
+		each(i, r, err)
+	})
+}
+
+// A key that is asked for twice may be read twice, and once in vain: it is served,
+// and neither fetched nor failed.
+func TestKeyAskedForTwiceHasOneOutcome(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.guard(halfAway{w.open()}, policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
+		time.Sleep(time.Second)
+		getMany(w, g, []string{"a"}, (&manyOrigin{}).fetch)
+		equal(w, getMany(w, g, []string{"a", "b", "a"}, func(_ context.Context, keys []string) (map[string]string, error) {
+			if !slices.Equal(keys, []string{"b"}) {
+				return nil, fmt.Errorf("%v are fetched", keys)
+			}
+			return valuesOf(keys), nil
+		}), valuesOf([]string{"a", "b"}))
+	})
+}
+
 func TestBypassedKeysOfABatch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBytes = 100 }))

@@ -174,15 +174,17 @@ func (n *near) ticket(key string) ticket {
 }
 
 // put keeps a value for as long as it is fresh and not due to be refreshed,
-// unless it may have been invalidated since the ticket was taken.
-func (n *near) put(key string, t ticket, value any, r *cache.Reading, due time.Duration) {
+// unless it may have been invalidated since the ticket was taken. It was read, or
+// filled, up to so long ago.
+func (n *near) put(key string, t ticket, value any, r *cache.Reading, due, ago time.Duration) {
 	if t.epoch == 0 || r == nil || !r.Fresh() {
 		return
 	}
-	lives := min(n.ttl, due-r.Age)
+	age := r.Age + ago
+	lives := min(n.ttl, due-age)
 	if lives <= 0 {
 		// Its refresh is due, or under way: use it for short times till that is done.
-		lives = min(n.ttl, r.Entry.FreshFor-r.Age, whileRefreshing)
+		lives = min(n.ttl, r.Entry.FreshFor-age, whileRefreshing)
 	}
 	if lives <= 0 {
 		return

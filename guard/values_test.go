@@ -372,6 +372,53 @@ func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
 	})
 }
 
+// Bytes are served from the memory that they were read into. With Clone a caller
+// may write to its own all the same.
+func TestClonedBytesAreTheCallersOwn(t *testing.T) {
+	for _, size := range []int{10, 10_000} { // the latter is compressed
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				ctx := context.Background()
+				want := bytes.Repeat([]byte("v"), size)
+				p := policy(func(p *guard.Policy) {
+					p.TTL, p.Stale, p.StaleIfError, p.Clone = time.Second, time.Minute, time.Hour, bytes.Clone
+				})
+				g, err := guard.New[[]byte](w.open(), "g", p)
+				must(w, err)
+				defer g.Close()
+				time.Sleep(time.Second)
+				good := func(got []byte, err error) {
+					w.Helper()
+					if err != nil || !bytes.Equal(got, want) {
+						w.Fatalf("%.20q, %v", got, err)
+					}
+					clear(got)
+					_ = append(got, 1, 2, 3)
+				}
+				one := func(fetch guard.FetchFunc[[]byte]) {
+					w.Helper()
+					good(g.Get(ctx, "k", fetch))
+				}
+				many := func() {
+					w.Helper()
+					m, err := g.GetMany(ctx, []string{"k", "k"}, nil)
+					good(m["k"], err)
+				}
+				one(func(context.Context) ([]byte, error) { return bytes.Clone(want), nil })
+				many()
+				one(nil)
+				r, err := g.Peek(ctx, "k")
+				good(r.Value, err)
+				for _, answer := range []error{guard.ErrNotModified, errors.New("away")} {
+					time.Sleep(2 * time.Minute) // only good if there is an error
+					one(func(context.Context) ([]byte, error) { return nil, answer })
+					one(func(context.Context) ([]byte, error) { return nil, answer })
+				}
+			})
+		})
+	}
+}
+
 func TestFillSetsItsOwnTerms(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Minute, time.Minute }))[0]
