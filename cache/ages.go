@@ -34,8 +34,9 @@ const (
 
 type ageSet [ageWays]struct {
 	version Token
-	written time.Duration // after base
+	ttl     uint32        // ms: copies that were changed may have another
 	name    uint32        // its place in names
+	written time.Duration // after base
 }
 
 // setOf spreads the versions of one process, whose numbers are in a row, evenly.
@@ -96,15 +97,15 @@ func (a *ages) hash(name string) (place, part uint32) {
 	return uint32(h % ageNames), uint32(h>>32) | 1 // nothing is 0
 }
 
-// find returns the age of a version at the time now, if it is known. a.mu is held
-// for reading.
-func (a *ages) find(v Token, now time.Time) (time.Duration, bool) {
+// find returns the age of a version with a hard TTL, in ms, at the time now, if it
+// is known. a.mu is held for reading.
+func (a *ages) find(v Token, ttl uint32, now time.Time) (time.Duration, bool) {
 	if a.sets == nil {
 		return 0, false
 	}
 	set := &a.sets[setOf(v)]
 	for i := range set {
-		if set[i].version == v {
+		if set[i].version == v && set[i].ttl == ttl {
 			return now.Sub(a.base) - set[i].written, true
 		}
 	}
@@ -115,14 +116,14 @@ func (a *ages) find(v Token, now time.Time) (time.Duration, bool) {
 // which may be a round trip too early. Of two times that are told of a version,
 // as it was copied to another name with another expiry, the earlier one counts.
 // check was called before; a.mu is held.
-func (a *ages) learn(name string, v Token, written time.Time) {
+func (a *ages) learn(name string, v Token, ttl uint32, written time.Time) {
 	if a.sets == nil {
 		a.sets, a.names, a.seed = make([]ageSet, ageSets), make([]uint32, ageNames), maphash.MakeSeed()
 	}
 	set := &a.sets[setOf(v)]
 	oldest, at := 0, written.Sub(a.base)
 	for i := range set {
-		if set[i].version == v || set[i].version.IsZero() {
+		if set[i].version == v && set[i].ttl == ttl || set[i].version.IsZero() {
 			oldest = i
 			break
 		}
@@ -130,13 +131,13 @@ func (a *ages) learn(name string, v Token, written time.Time) {
 			oldest = i
 		}
 	}
-	if set[oldest].version == v {
+	if set[oldest].version == v && set[oldest].ttl == ttl {
 		at = min(at, set[oldest].written)
 	}
 	a.names[set[oldest].name] = 0 // or every read of what has given way would be two
 	place, part := a.hash(name)
 	a.names[place] = part
-	set[oldest].version, set[oldest].written, set[oldest].name = v, at, place
+	set[oldest].version, set[oldest].ttl, set[oldest].written, set[oldest].name = v, ttl, at, place
 }
 
 // unlearn notes that under a name is what has no age that could be learned, or

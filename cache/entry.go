@@ -135,7 +135,7 @@ func (e *Entry) parse(b []byte) error {
 	}
 	e.Version = Token(b[:16])
 	e.Kind, e.Codec, e.Flags = Kind(b[17]), b[18], Flags(b[19])
-	e.TTL = ttlOf(b)
+	e.TTL = time.Duration(ttlOf(b)) * time.Millisecond
 	e.FreshFor = time.Duration(binary.BigEndian.Uint32(b[24:])) * time.Millisecond
 	e.Took = time.Duration(binary.BigEndian.Uint32(b[28:])) * time.Millisecond
 	e.Payload = b[HeaderSize:]
@@ -158,10 +158,8 @@ func millis(d time.Duration) uint32 {
 	return uint32(min(max(d, 0), MaxTTL) / time.Millisecond)
 }
 
-// ttlOf reads the hard TTL from an entry's header.
-func ttlOf(b []byte) time.Duration {
-	return time.Duration(binary.BigEndian.Uint32(b[20:])) * time.Millisecond
-}
+// ttlOf reads the hard TTL, in milliseconds, from an entry's header.
+func ttlOf(b []byte) uint32 { return binary.BigEndian.Uint32(b[20:]) }
 
 // A Reading is what a store answers when it is asked for an entry. It may be
 // shared by several callers: treat it as read-only.

@@ -237,7 +237,8 @@ func (q *query) findAge(i int, now time.Time) bool {
 	if len(v) < HeaderSize {
 		return false // damaged: let the other query judge
 	}
-	age, ok := q.s.ages.find(Token(unshared(v)[:TokenSize]), now)
+	version, ttl := versionOf(v)
+	age, ok := q.s.ages.find(version, ttl, now)
 	c.age = age
 	return ok
 }
@@ -250,13 +251,20 @@ func (q *query) learnAge(i int) {
 	}
 	// An entry whose expiry isn't its own TTL's is left out.
 	if len(v) >= HeaderSize {
-		left, ttl := time.Duration(c.pttl.Val())*time.Millisecond, ttlOf(unshared(v))
-		if left > 0 && left <= ttl {
-			q.s.ages.learn(q.names[i], Token(unshared(v)[:TokenSize]), q.sent.Add(left-ttl))
+		version, ttl := versionOf(v)
+		if left := c.pttl.Val(); left > 0 && left <= int64(ttl) {
+			age := time.Duration(int64(ttl)-left) * time.Millisecond
+			q.s.ages.learn(q.names[i], version, ttl, q.sent.Add(-age))
 			return
 		}
 	}
 	q.s.ages.unlearn(q.names[i])
+}
+
+// versionOf reads the version and the hard TTL, in ms, from an entry's header.
+func versionOf(v string) (version Token, ttl uint32) {
+	b := unshared(v)
+	return Token(b[:TokenSize]), ttlOf(b)
 }
 
 // value is what is stored under a name. Nothing is an empty string.
