@@ -71,14 +71,21 @@ func KeyNames(namespace, key string, t Token) ([]string, error) {
 }
 
 // QueuedReads is how many names wait to be read from a single node.
-func QueuedReads(s *Redis) int {
-	b := s.topo.all()[0].reads
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.next == nil {
+func QueuedReads(s *Redis) int { return queued(s.topo.all()[0].reads.lane, (*batch).size) }
+
+// QueuedOrders is how many scripts wait to be sent to one.
+func QueuedOrders(s *Redis) int {
+	return queued(s.topo.all()[0].orders, func(os *orders) int { return len(os.all) })
+}
+
+func queued[B laden](l *lane[B], size func(B) int) int {
+	var none B
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next == none {
 		return 0
 	}
-	return b.next.size()
+	return size(l.next)
 }
 
 // SlipClock makes this process's monotonic clock appear to have stood still.
@@ -92,14 +99,3 @@ const (
 	OrderSenders = orderSenders
 	AgesKept     = ageSets * ageWays
 )
-
-// QueuedOrders is how many scripts wait to be sent to a single node.
-func QueuedOrders(s *Redis) int {
-	l := s.topo.all()[0].orders
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.next == nil {
-		return 0
-	}
-	return len(l.next.all)
-}
