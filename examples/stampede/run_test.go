@@ -162,7 +162,9 @@ func TestTableGoesToStandardOutputAlone(t *testing.T) {
 	if strings.Contains(stdout+stderr, "\x1b") {
 		t.Error("escape sequences without a terminal")
 	}
-	for _, want := range []string{"singleflight", "took over", "It was asked once"} {
+	// How often the failing origin is asked is for TestGuardKeepsItsPromises: a
+	// caller that comes after the failure was told asks again.
+	for _, want := range []string{"singleflight", "took over", "It was asked "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is missing from\n%s", want, stdout)
 		}
