@@ -180,6 +180,18 @@ func (c *call) on(key string, tokens ...string) *command {
 	return found
 }
 
+// end is the command of the call that has given back a lease of the key, if one
+// has.
+func (c *call) end(key, token string) *command {
+	i := slices.IndexFunc(c.commands, func(m *command) bool {
+		return m.key == key && token != "" && m.token == token && m.reply() == int64(1) && (m.is("fill") || m.is("fail") || m.is("release"))
+	})
+	if i < 0 {
+		return nil
+	}
+	return c.commands[i]
+}
+
 // tokenName is a token as it stands in the trace: by the call that sent it, as
 // the token itself is random.
 func (w *world) tokenName(t string) string {

@@ -13,7 +13,7 @@ import (
 // noticeProcesses notes who can't be seen to live.
 func (w *world) noticeProcesses() {
 	for _, p := range w.processes {
-		if !p.crashed && !p.leaving && !p.watched() {
+		if !p.crashed && !p.isClosed() && !p.watched() {
 			p.lastDown = w.step()
 		}
 	}
