@@ -3,9 +3,9 @@ package cache
 import "context"
 
 // ReadMany implements [Store].
-func (m *Memory) ReadMany(ctx context.Context, keys []string, each func(i int, r *Reading, err error)) {
+func (m *Memory) ReadMany(ctx context.Context, prefix string, keys []string, each func(i int, r *Reading, err error)) {
 	for i, key := range keys {
-		r, err := m.Read(ctx, key)
+		r, err := m.Read(ctx, prefix+key)
 		each(i, r, err)
 	}
 }

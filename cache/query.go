@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -69,7 +70,7 @@ func (k *keyArg) String() string { return string(*k) }
 // MarshalBinary implements [encoding.BinaryMarshaler].
 func (k *keyArg) MarshalBinary() ([]byte, error) { return unshared(string(*k)), nil }
 
-// mgetKeys go in one MGET. More are several: Redis looks the next ones up while
+// mgetKeys go in one MGET. More are several: Redis can look the next ones up while
 // the client takes in the values of the first.
 const mgetKeys = 128
 
@@ -96,11 +97,7 @@ func (q *query) commands(ctx context.Context) []redis.Cmder {
 		known = q.s.ages.expects(q.names)
 	}
 	args, cmds := 4*n, 2*n
-	switch {
-	case q.ask == askNone && together:
-		cmds = n/mgetKeys + 1
-		args = n + cmds
-	case q.ask == askNone:
+	if q.ask == askNone {
 		args, cmds = 2*n, n
 	}
 	l := cmdList{ctx, make([]any, 0, args), make([]redis.Cmder, 0, cmds+len(q.records))}
@@ -133,10 +130,12 @@ func (q *query) mget(l *cmdList, places []int) {
 		l.get(&q.cmds[places[0]].get, &q.names[places[0]])
 		return
 	}
+	l.args = append(l.args, "mget")
 	for place, i := range places {
 		q.cmds[i].mget, q.cmds[i].place = int32(len(q.mgets)), int32(place)
+		l.args = append(l.args, (*keyArg)(&q.names[i]))
 	}
-	q.mgets = append(q.mgets, l.mget(q.names, places))
+	q.mgets = append(q.mgets, l.mget(1+len(places)))
 }
 
 // A cmdList makes commands, whose arguments share their memory.
@@ -164,13 +163,10 @@ func (l *cmdList) pttl(name *string) *redis.IntCmd {
 	return c
 }
 
-// mget is a command to which a nil is an empty string, which no entry is.
-func (l *cmdList) mget(names []string, places []int) *redis.StringSliceCmd {
-	l.args = append(l.args, "mget")
-	for _, i := range places {
-		l.args = append(l.args, (*keyArg)(&names[i]))
-	}
-	c := redis.NewStringSliceCmd(l.ctx, l.last(1+len(places))...)
+// mget is a command of the last words, to which a nil is an empty string, which no
+// entry is.
+func (l *cmdList) mget(words int) *redis.StringSliceCmd {
+	c := redis.NewStringSliceCmd(l.ctx, l.last(words)...)
 	c.SetFirstKeyPos(1)
 	l.all = append(l.all, c)
 	return c
@@ -186,12 +182,11 @@ func (q *query) answered() bool {
 			}
 		}
 	}
-	for _, c := range q.mgets {
-		if err := c.Err(); err == nil || errors.Is(classify("read", err), ErrRefused) {
-			return true
-		}
-	}
-	return answeredRecords(q.found)
+	return slices.ContainsFunc(q.mgets, mgetAnswered) || answeredRecords(q.found)
+}
+
+func mgetAnswered(c *redis.StringSliceCmd) bool {
+	return c.Err() == nil || errors.Is(classify("read", c.Err()), ErrRefused)
 }
 
 // settle learns the ages that were asked for and finds the others. It returns the
@@ -318,9 +313,5 @@ func unshared(v string) []byte { return unsafe.Slice(unsafe.StringData(v), len(v
 
 // again is the query that reads the names of some places, and all records, again.
 func (q *query) again(places []int) *query {
-	names := make([]string, len(places))
-	for j, i := range places {
-		names[j] = q.names[i]
-	}
-	return &query{s: q.s, names: names, records: q.records}
+	return &query{s: q.s, names: at(q.names, places), records: q.records}
 }

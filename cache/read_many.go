@@ -13,21 +13,48 @@ import (
 // same warm keys is one round trip, and so is a call for keys that aren't there.
 // To an MGET a key of a foreign Redis type isn't there either: it is no Damage,
 // but the next fill overwrites it all the same.
-func (s *Redis) ReadMany(ctx context.Context, keys []string, each func(i int, r *Reading, err error)) {
+func (s *Redis) ReadMany(ctx context.Context, prefix string, keys []string, each func(i int, r *Reading, err error)) {
 	err := ended(ctx)
 	if s.closing.Load() {
 		err = ErrClosed
 	}
 	if err != nil {
-		for i := range keys {
-			each(i, nil, err)
-		}
+		judgement(each).failed(0, len(keys), err)
 		return
 	}
+	var tagged taggedReadings
+	judge := func(i int, r *Reading, err error) {
+		if err == nil && r.tagged() {
+			tagged.add(i, r)
+		} else {
+			each(i, r, err)
+		}
+	}
+	names := s.keys.entries(prefix, keys)
+	if t, ok := s.topo.(*single); ok && !s.noMGET.Load() {
+		s.sweep(ctx, t.n, names, judge)
+	} else {
+		s.readNodes(ctx, names, judge)
+	}
+	tagged.judge(ctx, s, each)
+}
+
+// A judgement takes what was read of the i-th name: a reading, which is only lent,
+// or an error.
+type judgement func(i int, r *Reading, err error)
+
+// failed says so of the names from one place to another.
+func (j judgement) failed(from, to int, err error) {
+	for i := from; i < to; i++ {
+		j(i, nil, err)
+	}
+}
+
+// readNodes reads names from where they are: from several nodes at once.
+func (s *Redis) readNodes(ctx context.Context, names []string, judge judgement) {
 	var mu sync.Mutex
 	var parts []*readPart
-	names := s.keys.entries(keys)
-	s.onNodes(names, func(i int, err error) { each(i, nil, err) }, func(n *node, places []int) {
+	s.onNodes(names, func(i int, err error) { judge(i, nil, err) }, func(n *node, places []int) {
 		var err error
 		for _, some := range chunks(places, nil) {
 			p := &readPart{places: some, err: err} // of one that didn't answer: that won't have changed
@@ -40,17 +67,9 @@ func (s *Redis) ReadMany(ctx context.Context, keys []string, each func(i int, r 
 			mu.Unlock()
 		}
 	})
-	var tagged taggedReadings
 	for _, p := range parts {
-		p.judge(func(i int, r *Reading, err error) {
-			if err == nil && r.tagged() {
-				tagged.add(i, r)
-			} else {
-				each(i, r, err)
-			}
-		})
+		p.judge(judge)
 	}
-	tagged.judge(ctx, s, each)
 }
 
 // A readPart is what of a ReadMany goes together.
@@ -63,13 +82,7 @@ type readPart struct {
 }
 
 func (p *readPart) send(ctx context.Context, s *Redis, n *node, names []string) {
-	q := &query{s: s, ask: askNone, names: names}
-	if len(p.places) < len(names) {
-		q.names = make([]string, len(p.places))
-		for j, i := range p.places {
-			q.names[j] = names[i]
-		}
-	}
+	q := &query{s: s, ask: askNone, names: at(names, p.places)}
 	if p.err = q.sendWithin(ctx, n); p.err != nil {
 		return
 	}
@@ -84,6 +97,15 @@ func (p *readPart) send(ctx context.Context, s *Redis, n *node, names []string) 
 	}
 }
 
+// at are the names of some places.
+func at(names []string, places []int) []string {
+	some := make([]string, len(places))
+	for j, i := range places {
+		some[j] = names[i]
+	}
+	return some
+}
+
 // sendWithin sends the query in a goroutine of its own, to which it is left if
 // there is an error.
 func (q *query) sendWithin(ctx context.Context, n *node) error {
@@ -92,29 +114,33 @@ func (q *query) sendWithin(ctx context.Context, n *node) error {
 	})
 }
 
-// judge calls each for all readings, which are only lent.
-func (p *readPart) judge(each func(i int, r *Reading, err error)) {
-	var r Reading
+func (p *readPart) judge(judge judgement) {
 	again := p.again
+	var r Reading
 	for j, i := range p.places {
-		if p.first == nil {
-			each(i, nil, p.err)
-			continue
-		}
-		q, at, err := p.first, j, error(nil)
-		if len(again) > 0 && again[0] == j {
-			q, at, err = p.second, len(p.again)-len(again), p.err
+		switch {
+		case p.first == nil:
+			judge(i, nil, p.err)
+		case len(again) == 0 || again[0] != j:
+			p.first.judge(j, i, &r, judge)
+		default:
+			if p.second == nil {
+				judge(i, nil, p.err)
+			} else {
+				p.second.judge(len(p.again)-len(again), i, &r, judge)
+			}
 			again = again[1:]
 		}
-		if err == nil {
-			r = Reading{}
-			err = q.reading(at, &r)
-		}
-		if err != nil {
-			each(i, nil, err)
-		} else {
-			each(i, &r, nil)
-		}
+	}
+}
+
+// judge calls it for the j-th name, whose place is i, and lends it r.
+func (q *query) judge(j, i int, r *Reading, judge judgement) {
+	*r = Reading{}
+	if err := q.reading(j, r); err != nil {
+		judge(i, nil, err)
+	} else {
+		judge(i, r, nil)
 	}
 }
 
@@ -142,28 +168,36 @@ func (t *taggedReadings) judge(ctx context.Context, s *Redis, each func(i int, r
 	}
 }
 
-// entries is entry for many keys, whose names share their memory.
-func (s keyspace) entries(keys []string) []string {
+// entries is entry for many keys, of which each has the prefix in front. Their names
+// share their memory.
+func (s keyspace) entries(prefix string, keys []string) []string {
 	size := 0
 	for _, k := range keys {
-		size += len(s.namespace) + len(":{%}") + min(len(k), maxKeyInName)
+		size += len(s.namespace) + len(":{}") + min(len(prefix)+len(k), maxKeyInName)
 	}
-	prefix, all := s.namespace+":{", make([]byte, 0, size)
+	before, all := s.namespace+":{"+prefix, make([]byte, 0, size)
 	names := make([]string, len(keys))
 	for i, k := range keys {
-		if !plain(k) {
-			names[i] = s.entry(k)
+		if !plain(prefix, k) {
+			names[i] = s.entry(prefix + k)
 			continue
 		}
 		start := len(all)
-		all = append(append(append(all, prefix...), k...), '}')
+		all = append(append(append(all, before...), k...), '}')
 		// Nothing is written twice: there is room for all.
 		names[i] = unsafe.String(&all[start], len(all)-start)
 	}
 	return names
 }
 
-// plain reports whether a key stands in its names as it is: see entry.
-func plain(k string) bool {
-	return k != "" && len(k) <= maxKeyInName && k[0] != '}' && k[0] != '%'
+// plain reports whether prefix+k stands in its names as it is: see entry.
+func plain(prefix, k string) bool {
+	if len(prefix)+len(k) > maxKeyInName {
+		return false
+	}
+	first := prefix
+	if prefix == "" {
+		first = k
+	}
+	return first != "" && first[0] != '}' && first[0] != '%'
 }

@@ -43,11 +43,11 @@ type Store interface {
 	// Release gives the lease back without any outcome: the next caller fetches.
 	Release(ctx context.Context, l *Lease) error
 
-	// ReadMany is Read for each of the keys, with as few round trips as the store
-	// can. It calls each for every key, by its place in keys, in any order and one
-	// after the other, before it returns. The reading is only lent to each: Keep
-	// makes one to keep.
-	ReadMany(ctx context.Context, keys []string, each func(i int, r *Reading, err error))
+	// ReadMany is Read for prefix+key of each of the keys, with as few round trips
+	// as the store can. It calls each for every key, by its place in keys, in any
+	// order and one after the other, before it returns. The reading is only lent to
+	// each: Keep makes one to keep.
+	ReadMany(ctx context.Context, prefix string, keys []string, each func(i int, r *Reading, err error))
 
 	// AcquireMany is Acquire for each of the requests, which name different keys,
 	// and answers in their order.

@@ -16,8 +16,8 @@ type coder interface {
 	// encode's payload is only to be read: it may be the value itself.
 	encode(value any) (payload []byte, err error)
 	decode(payload []byte) (any, error)
-	// many is decode for values that are copied soon: a few at a time share their
-	// memory.
+	// many is decode for values that are copied at once: one after the other is
+	// decoded to the same place.
 	many() func(payload []byte) (any, error)
 }
 
@@ -48,13 +48,9 @@ func (c coderOf[V]) decode(payload []byte) (any, error) {
 }
 
 func (c coderOf[V]) many() func([]byte) (any, error) {
-	var slab []V
+	v := new(V)
 	return func(payload []byte) (any, error) {
-		if len(slab) == 0 {
-			slab = make([]V, 64)
-		}
-		v := &slab[0]
-		slab = slab[1:] // after an error too: there may be anything in it
+		*v = *new(V)
 		if err := c.into(v, payload); err != nil {
 			return nil, err
 		}

@@ -49,7 +49,10 @@ func newEngine(store cache.Store, name string, p Policy, c coder, codec cache.Co
 
 // storeKey is the user's key as the store knows it. A name can't hold a colon,
 // so no two guards share a key.
-func (e *engine) storeKey(key string) string { return e.name + ":" + key }
+func (e *engine) storeKey(key string) string { return e.storePrefix() + key }
+
+// storePrefix stands in front of all of them.
+func (e *engine) storePrefix() string { return e.name + ":" }
 
 // tick draws a number: greater than all drawn before it, in any goroutine.
 func (e *engine) tick() uint64 { return e.numbers.Add(1) }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sync/singleflight"
 
@@ -201,40 +200,22 @@ func (m *many) fresh(r *cache.Reading, decode func([]byte) (any, error)) any {
 // readUnjoined reads keys, but for those that have a flight: they are given to
 // each without a reading.
 func (m *many) readUnjoined(keys []string, each func(i int, r *cache.Reading, err error)) {
-	names := m.storeKeys(keys)
 	if m.flights.flying.Load() == 0 {
-		m.store.ReadMany(m.ctx, names, each)
+		m.store.ReadMany(m.ctx, m.storePrefix(), keys, each)
 		return
 	}
 	var places []int
-	ask := names[:0]
+	var ask []string
 	for i, key := range keys {
 		if m.flights.has(key) {
 			each(i, nil, nil)
 		} else {
-			places, ask = append(places, i), append(ask, names[i])
+			places, ask = append(places, i), append(ask, key)
 		}
 	}
 	if len(ask) > 0 {
-		m.store.ReadMany(m.ctx, ask, func(j int, r *cache.Reading, err error) { each(places[j], r, err) })
+		m.store.ReadMany(m.ctx, m.storePrefix(), ask, func(j int, r *cache.Reading, err error) { each(places[j], r, err) })
 	}
-}
-
-// storeKeys is storeKey for many, which share their memory.
-func (e *engine) storeKeys(keys []string) []string {
-	size := 0
-	for _, key := range keys {
-		size += len(e.name) + 1 + len(key)
-	}
-	prefix, all := e.name+":", make([]byte, 0, size)
-	names := make([]string, len(keys))
-	for i, key := range keys {
-		start := len(all)
-		all = append(append(all, prefix...), key...)
-		// Nothing is written twice: there is room for all.
-		names[i] = unsafe.String(&all[start], len(all)-start)
-	}
-	return names
 }
 
 // judgeRead sets the outcome that the reading alone allows.

@@ -51,7 +51,7 @@ func (m *many) readUnread(ws []*wanted) {
 		keys[i] = w.key
 	}
 	at := time.Now()
-	m.store.ReadMany(m.ctx, m.storeKeys(keys), func(i int, r *cache.Reading, err error) {
+	m.store.ReadMany(m.ctx, m.storePrefix(), keys, func(i int, r *cache.Reading, err error) {
 		ws[i].rd = kept(r, err, at)
 	})
 }

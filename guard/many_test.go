@@ -670,9 +670,9 @@ type lateReads struct {
 	late time.Duration
 }
 
-func (s lateReads) ReadMany(ctx context.Context, keys []string, each func(int, *cache.Reading, error)) {
+func (s lateReads) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
 	var calls []func()
-	s.Store.ReadMany(ctx, keys, func(i int, r *cache.Reading, err error) {
+	s.Store.ReadMany(ctx, prefix, keys, func(i int, r *cache.Reading, err error) {
 		if r != nil {
 			r = r.Keep()
 		}
@@ -712,8 +712,8 @@ func TestNearValuesOfASlowBatchAreNotKeptTooLong(t *testing.T) {
 // halfAway fails to read the first of two keys that are the same.
 type halfAway struct{ cache.Store }
 
-func (s halfAway) ReadMany(ctx context.Context, keys []string, each func(int, *cache.Reading, error)) {
-	s.Store.ReadMany(ctx, keys, func(i int, r *cache.Reading, err error) {
+func (s halfAway) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
+	s.Store.ReadMany(ctx, prefix, keys, func(i int, r *cache.Reading, err error) {
 		if slices.Contains(keys[i+1:], keys[i]) {
 			r, err = nil, cache.ErrUnavailable
 		}

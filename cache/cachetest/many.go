@@ -50,9 +50,13 @@ type Result struct {
 // ReadMany collects what a store's ReadMany answers, in the order of keys. A key
 // that isn't answered exactly once has an error.
 func ReadMany(ctx context.Context, s cache.Store, keys []string) []Result {
+	return readMany(ctx, s, "", keys)
+}
+
+func readMany(ctx context.Context, s cache.Store, prefix string, keys []string) []Result {
 	results := make([]Result, len(keys))
 	answers := make([]int, len(keys))
-	s.ReadMany(ctx, keys, func(i int, r *cache.Reading, err error) {
+	s.ReadMany(ctx, prefix, keys, func(i int, r *cache.Reading, err error) {
 		answers[i]++
 		if results[i].Err = err; r != nil {
 			results[i].Reading = r.Keep()
@@ -99,6 +103,23 @@ var manyTests = []test{
 		}
 		if got := ReadMany(f.ctx, b, nil); len(got) != 0 {
 			f.Errorf("of nothing: %v", got)
+		}
+	}},
+
+	{"ManyReadsMayShareAPrefix", nothing, func(f *fixture) {
+		s := f.open()
+		keys := []string{"", "a", "}", "%", string(make([]byte, 500)), string(make([]byte, 2000))}
+		for _, prefix := range []string{"", "g:", "}", "%", string(make([]byte, 600))} {
+			for _, k := range keys {
+				f.set(s, prefix+k, "of "+k)
+			}
+			for round := range 2 {
+				for i, res := range readMany(f.ctx, s, prefix, keys) {
+					if res.Err != nil || string(res.Reading.Entry.Payload) != "of "+keys[i] {
+						f.Errorf("round %d: %q after %q: %+v, %v", round, keys[i], prefix, res.Reading, res.Err)
+					}
+				}
+			}
 		}
 	}},
 

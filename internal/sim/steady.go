@@ -25,15 +25,15 @@ func (s steady) Read(ctx context.Context, key string) (*cache.Reading, error) {
 	return r, err
 }
 
-func (s steady) ReadMany(ctx context.Context, keys []string, each func(int, *cache.Reading, error)) {
+func (s steady) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
 	var first error
-	s.Store.ReadMany(ctx, keys, func(i int, r *cache.Reading, err error) {
+	s.Store.ReadMany(ctx, prefix, keys, func(i int, r *cache.Reading, err error) {
 		if i == 0 {
 			first = err
 		}
 		each(i, r, err)
 	})
-	s.apart(ctx, keys[0], first)
+	s.apart(ctx, prefix+keys[0], first)
 }
 
 func (s steady) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
