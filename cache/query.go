@@ -51,13 +51,17 @@ type readCmd struct {
 
 // A getCmd is a GET to which it is no error to find nothing: the client would look
 // at length whether it ought to be repeated.
-type getCmd struct{ *redis.StringCmd }
+type getCmd struct {
+	*redis.StringCmd
+	replied bool
+}
 
 // SetErr implements [redis.Cmder].
 func (c *getCmd) SetErr(err error) {
 	if err == redis.Nil {
 		err = nil
 	}
+	c.replied = err == nil
 	c.StringCmd.SetErr(err)
 }
 
@@ -173,20 +177,19 @@ func (l *cmdList) mget(words int) *redis.StringSliceCmd {
 }
 
 // answered reports whether the server answered, be it with errors for some keys
-// only: a missing key or one of a foreign type, or where MGET is refused.
+// only: a missing key or one of a foreign type, or where MGET is refused. A command
+// without an error may be one that a client's hook has kept back.
 func (q *query) answered() bool {
 	for i := range q.cmds {
-		if c := q.cmds[i].get; c.StringCmd != nil {
-			if err := c.Err(); err == nil || redis.HasErrorPrefix(err, "WRONGTYPE") {
-				return true
-			}
+		if c := q.cmds[i].get; c.StringCmd != nil && (c.replied || redis.HasErrorPrefix(c.Err(), "WRONGTYPE")) {
+			return true
 		}
 	}
 	return slices.ContainsFunc(q.mgets, mgetAnswered) || answeredRecords(q.found)
 }
 
 func mgetAnswered(c *redis.StringSliceCmd) bool {
-	return c.Err() == nil || errors.Is(classify("read", c.Err()), ErrRefused)
+	return len(c.Val()) > 0 || errors.Is(classify("read", c.Err()), ErrRefused)
 }
 
 // settle learns the ages that were asked for and finds the others. It returns the

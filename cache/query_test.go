@@ -1,16 +1,21 @@
 package cache_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/cache/cachetest"
 	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
@@ -278,5 +283,95 @@ func TestReadsArePrintedWithTheirKeys(t *testing.T) {
 	defer mu.Unlock()
 	if want := []string{"get test:{k}: ", "get test:{k}: ", "get test:{none}: "}; !slices.Equal(printed, want) {
 		t.Errorf("%q, want %q", printed, want)
+	}
+}
+
+// A keeper is a hook that keeps pipelines back, as a limiter may, without telling
+// their commands. It counts those that go by MGET.
+type keeper struct {
+	shut  atomic.Bool
+	mgets atomic.Int64
+}
+
+var errKept = errors.New("kept back")
+
+func (*keeper) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (*keeper) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (h *keeper) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if h.shut.Load() {
+			return errKept
+		}
+		if cmds[0].Name() == "mget" {
+			h.mgets.Add(1)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func TestReadsThatAHookKeepsBackFail(t *testing.T) {
+	client := redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client()
+	h := &keeper{}
+	client.AddHook(h)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", BreakerFailures: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	keys := []string{"a", "b", "c"}
+	for _, key := range keys {
+		if err := s.Set(t.Context(), key, entryOf("of "+key, time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // ages are unknown, and known
+		h.shut.Store(true)
+		if r, err := s.Read(t.Context(), "a"); !errors.Is(err, cache.ErrUnavailable) || !errors.Is(err, errKept) {
+			t.Errorf("%+v, %v", r, err)
+		}
+		for i, r := range cachetest.ReadMany(t.Context(), s, keys) {
+			if !errors.Is(r.Err, cache.ErrUnavailable) || !errors.Is(r.Err, errKept) {
+				t.Errorf("%q: %+v, %v", keys[i], r.Reading, r.Err)
+			}
+		}
+		h.shut.Store(false)
+		n := h.mgets.Load()
+		for i, r := range cachetest.ReadMany(t.Context(), s, keys) {
+			if r.Err != nil || string(r.Reading.Entry.Payload) != "of "+keys[i] {
+				t.Errorf("%q: %+v, %v", keys[i], r.Reading, r.Err)
+			}
+		}
+		if h.mgets.Load() != n+1 {
+			t.Error("they aren't read together any more")
+		}
+	}
+}
+
+func TestRefusedMGETIsNotTriedTwiceInOneCall(t *testing.T) {
+	client := asUser(t, redistest.RunStandalone(t, redistest.StandaloneConfig{}), granted...)
+	h := &keeper{}
+	client.AddHook(h)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "app"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	keys := make([]string, 4100)
+	for i := range keys {
+		keys[i] = strconv.Itoa(i)
+	}
+	for i := 0; i < len(keys); i += 1000 {
+		if err := s.Set(t.Context(), keys[i], entryOf("of "+keys[i], time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, r := range cachetest.ReadMany(t.Context(), s, keys) {
+		if r.Err != nil || r.Reading.Found != (i%1000 == 0) || r.Reading.Found && string(r.Reading.Entry.Payload) != "of "+keys[i] {
+			t.Errorf("%q: %+v, %v", keys[i], r.Reading, r.Err)
+		}
+	}
+	if n := h.mgets.Load(); n != 1 {
+		t.Errorf("%d pipelines of MGETs", n)
 	}
 }

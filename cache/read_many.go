@@ -31,10 +31,12 @@ func (s *Redis) ReadMany(ctx context.Context, prefix string, keys []string, each
 		}
 	}
 	names := s.keys.entries(prefix, keys)
-	if t, ok := s.topo.(*single); ok && !s.noMGET.Load() {
-		s.sweep(ctx, t.n, names, judge)
-	} else {
-		s.readNodes(ctx, names, judge)
+	swept := 0
+	if t, ok := s.topo.(*single); ok {
+		swept = s.sweep(ctx, t.n, names, judge)
+	}
+	if swept < len(names) {
+		s.readNodes(ctx, names[swept:], func(i int, r *Reading, err error) { judge(swept+i, r, err) })
 	}
 	tagged.judge(ctx, s, each)
 }

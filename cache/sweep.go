@@ -20,23 +20,27 @@ type sweep struct {
 }
 
 // sweep reads names, and calls judge for each of them with its place: those of
-// unknown age are read again, by a query.
-func (s *Redis) sweep(ctx context.Context, n *node, names []string, judge judgement) {
-	first := 0
+// unknown age are read again, by a query. It returns how many it has dealt with:
+// not all, once MGET is refused.
+func (s *Redis) sweep(ctx context.Context, n *node, names []string, judge judgement) (first int) {
 	for some := range slices.Chunk(names, manyKeys) {
+		if s.noMGET.Load() {
+			return first
+		}
 		w := &sweep{s: s, names: some}
 		err := s.readWithin(ctx, n, s.manyTimeout(len(some)), w.send)
 		if err != nil { // that won't have changed for the others
 			judge.failed(first, len(names), err)
-			return
+			return len(names)
 		}
 		again := w.judge(first, judge)
 		first += len(some)
 		if err = s.readAgain(ctx, n, names, again, judge); err != nil {
 			judge.failed(first, len(names), err)
-			return
+			return len(names)
 		}
 	}
+	return first
 }
 
 // readAgain reads the names of some places by a query. It returns the error that

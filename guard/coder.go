@@ -16,8 +16,8 @@ type coder interface {
 	// encode's payload is only to be read: it may be the value itself.
 	encode(value any) (payload []byte, err error)
 	decode(payload []byte) (any, error)
-	// many is decode for values that are copied at once: one after the other is
-	// decoded to the same place.
+	// many is decode for values that are copied at once: they share memory, a few at
+	// a time, or a place where nothing can tell.
 	many() func(payload []byte) (any, error)
 }
 
@@ -48,14 +48,36 @@ func (c coderOf[V]) decode(payload []byte) (any, error) {
 }
 
 func (c coderOf[V]) many() func([]byte) (any, error) {
-	v := new(V)
+	var place *V
+	if c.raw() {
+		place = new(V)
+	}
+	var slab []V
 	return func(payload []byte) (any, error) {
-		*v = *new(V)
+		v := place
+		if v == nil { // it may hold its own address
+			if len(slab) == 0 {
+				slab = make([]V, 64)
+			}
+			v, slab = &slab[0], slab[1:] // after an error too: there may be anything in it
+		}
 		if err := c.into(v, payload); err != nil {
 			return nil, err
 		}
 		return v, nil
 	}
+}
+
+// raw reports whether values are bytes as they are stored.
+func (c coderOf[V]) raw() bool {
+	if _, raw := c.codec.(cache.Raw); !raw {
+		return false
+	}
+	switch any(*new(V)).(type) {
+	case string, []byte:
+		return true
+	}
+	return false
 }
 
 // into decodes. Bytes as they are stored need no copy.

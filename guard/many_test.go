@@ -844,3 +844,44 @@ func TestLeasesOfABatchOfVeryManyPartsAreRenewed(t *testing.T) {
 		}
 	})
 }
+
+// inPlace keeps a short text within itself.
+type inPlace struct {
+	room [8]byte
+	text []byte
+}
+
+func (v inPlace) MarshalText() ([]byte, error) { return v.text, nil }
+
+func (v *inPlace) UnmarshalText(b []byte) error {
+	v.text = append(v.room[:0], b...)
+	return nil
+}
+
+func TestValuesOfABatchMayHoldTheirOwnAddress(t *testing.T) {
+	store, err := cache.NewMemory(cache.MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	g, err := guard.New[inPlace](store, "g", guard.Policy{TTL: time.Minute, Codec: cache.JSON{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = g.Close() })
+	keys := []string{"a", "b", "c"}
+	for _, k := range keys {
+		if err := g.Set(t.Context(), k, inPlace{text: []byte(k)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := g.GetMany(t.Context(), keys, func(context.Context, []string) (map[string]inPlace, error) { return nil, errors.New("asked") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range keys {
+		if string(got[k].text) != k {
+			t.Errorf("%q has the value of %q", k, got[k].text)
+		}
+	}
+}
