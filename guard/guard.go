@@ -30,8 +30,9 @@ type Guard[V any] struct {
 type FetchFunc[V any] func(ctx context.Context) (V, error)
 
 // New returns a guard on the store. The name is the same in all processes that
-// share the values: it prefixes the keys and labels the events; letters, digits
-// and "._-". All that is wrong with the name and the policy is returned, joined.
+// share the values: it stands in front of the keys (to the store, key k of guard g is
+// "g:k") and labels the events; letters, digits and "._-". All that is wrong with
+// the name and the policy is returned, joined.
 //
 // Several guards may share a store. Close the guards first, then the store, then
 // the Redis client.
