@@ -276,7 +276,7 @@ func (w *world) mixedUp(f *fetch, token string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, other := range w.fetches {
-		if f.token == "" && other.token == token && other.op == f.op && other.key == f.key {
+		if f.op.kind == getMany && f.token == "" && other.token == token && other.op == f.op && other.key == f.key {
 			f.token, other.token = token, ""
 			return true
 		}
