@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -84,22 +83,7 @@ func getManyWarm[V any](b *testing.B, value func(i int) V) {
 		}
 		return err
 	}
-	calls := [...]func() error{mget, decoded, warm}
-	var took [len(calls)][]float64
-	for b.Loop() {
-		for i, call := range calls {
-			start := time.Now()
-			if err := call(); err != nil {
-				b.Fatal(err)
-			}
-			took[i] = append(took[i], float64(time.Since(start).Nanoseconds()))
-		}
-	}
-	var median [len(calls)]float64
-	for i := range took {
-		slices.Sort(took[i])
-		median[i] = took[i][len(took[i])/2]
-	}
+	median := inTurn(b, mget, decoded, warm)
 	b.ReportMetric(median[0], "ns/MGET")
 	b.ReportMetric(median[1], "ns/MGET-decoded")
 	b.ReportMetric(median[2], "ns/GetMany")

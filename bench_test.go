@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -84,6 +85,48 @@ func BenchmarkWarmKey(b *testing.B) {
 			b.Run(name+"Get", func(b *testing.B) { run(b, callers, keys, s.warm) })
 		}
 	}
+}
+
+// BenchmarkLoneGet compares them as [BenchmarkWarmKey] does for one caller, but call
+// by call in turn, with values of several sizes.
+func BenchmarkLoneGet(b *testing.B) {
+	s := newBench(b)
+	for _, size := range []int{100, 1 << 10, 64 << 10} {
+		b.Run(fmt.Sprint("bytes=", size), func(b *testing.B) {
+			ctx, cancel := context.WithCancel(b.Context())
+			defer cancel()
+			k, v := fmt.Sprint("of ", size), make([]byte, size)
+			if err := errors.Join(s.guard.Set(ctx, k, v), s.client.Set(ctx, k, v, 0).Err()); err != nil {
+				b.Fatal(err)
+			}
+			median := inTurn(b, func() error { return s.raw(ctx, k) }, func() error { return s.warm(ctx, k) })
+			b.ReportMetric(median[0], "ns/GET")
+			b.ReportMetric(median[1], "ns/Get")
+			b.ReportMetric(median[1]/median[0], "ratio")
+		})
+	}
+}
+
+// inTurn makes the calls in turn, and returns how long each takes: the median, in
+// nanoseconds.
+func inTurn(b *testing.B, calls ...func() error) []float64 {
+	b.Helper()
+	took := make([][]float64, len(calls))
+	for b.Loop() {
+		for i, call := range calls {
+			start := time.Now()
+			if err := call(); err != nil {
+				b.Fatal(err)
+			}
+			took[i] = append(took[i], float64(time.Since(start).Nanoseconds()))
+		}
+	}
+	median := make([]float64, len(calls))
+	for i := range took {
+		slices.Sort(took[i])
+		median[i] = took[i][len(took[i])/2]
+	}
+	return median
 }
 
 // BenchmarkTaggedKey compares Get of a stored, fresh value that carries tags, whose
