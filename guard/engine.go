@@ -28,6 +28,7 @@ type engine struct {
 	refreshes flights // nobody waits for these
 	locals    flights // callers of keys whose values are too large to store
 	forced    flights // callers of Refresh
+	foresight foresight
 	unguarded chan struct{}
 	doomed    atomic.Int64 // flights that ask for a lease though their budget is known to be exhausted
 
@@ -91,10 +92,11 @@ func (e *engine) pursue(c call) *outcome {
 	}
 	for round := 0; ; round++ {
 		// While the key has a flight a newcomer joins it unread: the sharing rule
-		// says whether its outcome will do, and commands don't grow with callers.
+		// says whether its outcome will do, and commands don't grow with callers. Nor
+		// is a key read that isn't there anyway, as far as can be foreseen.
 		var rd read
 		var o *outcome // nil: to be fetched
-		if round > 0 || !fs.has(c.key) {
+		if round > 0 || !fs.has(c.key) && !e.foreseesMiss(c) {
 			rd = e.read(c)
 			if o := e.endedFor(c.ctx, rd.err); o != nil {
 				return o
@@ -155,8 +157,10 @@ func (e *engine) flightsOf(c call) *flights {
 type read struct {
 	reading *cache.Reading // nil: none, or an error
 	err     error
-	at      time.Time // before it was sent
+	at      time.Time // before it was sent; of a read that a refresh begins with, it is of no interest
 }
+
+func (rd *read) none() bool { return rd.reading == nil && rd.err == nil }
 
 func (e *engine) read(c call) read {
 	at := time.Now()
@@ -164,7 +168,15 @@ func (e *engine) read(c call) read {
 	if err != nil {
 		r = nil
 	}
+	e.foresight.met(err != nil || r.Seen != "")
 	return read{r, err, at}
+}
+
+// foreseesMiss reports whether a call had better ask for the lease at once. One
+// that is to replace what is stored has to know it, and without a budget for a
+// fetch only what is stored can help.
+func (e *engine) foreseesMiss(c call) bool {
+	return !c.force && e.foresight.miss() && (e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
 // endedFor is the outcome for a caller whose context ended, or whose store was
@@ -280,7 +292,7 @@ func (e *engine) mask(c call, o *outcome, rd read) *outcome {
 	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o.err) {
 		return o
 	}
-	if rd.reading == nil && rd.err == nil {
+	if rd.none() {
 		rd = e.read(c)
 	}
 	r, waited := rd.reading, time.Since(rd.at)

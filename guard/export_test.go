@@ -22,3 +22,6 @@ func DecodeFailure(b []byte, p Policy) *RemoteError { return decodeFailure(b, &p
 
 // DueAt is the age from which a value is refreshed early.
 func DueAt(e *cache.Entry, beta float64) time.Duration { return dueAt(e, beta) }
+
+// MissesInARow make a guard foresee the next.
+const MissesInARow = missesInARow

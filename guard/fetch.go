@@ -394,7 +394,7 @@ func (e *engine) alone(c call, mark *cache.Reading) *outcome {
 		return &outcome{err: e.reentrant(c.key)}
 	}
 	if mark == nil {
-		mark = &cache.Reading{} // a flight has met it, and what is left of it isn't known
+		mark = &cache.Reading{} // a wake-up has told of it, and what is left of it isn't known
 	}
 	return e.forOneself(c, Fetched, mark)
 }

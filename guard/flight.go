@@ -95,11 +95,14 @@ func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, r *cache.Re
 }
 
 // fly is the body of a flight whose first caller has read what it has: an
-// unservable entry, nothing yet, or an error.
+// unservable entry, nothing yet, or an error; or hasn't read.
 func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
 	p := e.newPursuit(fs, f, c, rd.reading)
 	if rd.err != nil {
 		return p.withoutStore(rd.err)
+	}
+	if rd.none() {
+		return p.ended(p.unread())
 	}
 	o, done := p.spared()
 	defer done()
@@ -129,16 +132,30 @@ func (e *engine) local(f *flight, c call) *outcome {
 
 // run asks until there is an outcome.
 func (p *pursuit) run() *outcome {
-	key := p.storeKey(p.call.key)
 	for {
-		p.ask.Suspect = p.suspect()
-		p.beginStamp()
-		p.moment = p.tick()
-		answer, err := p.store.Acquire(p.ctx, key, p.ask)
-		if o := p.take(&answer, err); o != nil {
+		if o := p.take(p.acquire()); o != nil {
 			return o
 		}
 	}
+}
+
+// unread is run for what nobody has read: the first answer tells whether that was
+// a good guess.
+func (p *pursuit) unread() *outcome {
+	answer, err := p.acquire()
+	p.foresight.met(err != nil || answer.Verdict == cache.HasEntry)
+	if o := p.take(answer, err); o != nil {
+		return o
+	}
+	return p.run()
+}
+
+func (p *pursuit) acquire() (*cache.Answer, error) {
+	p.ask.Suspect = p.suspect()
+	p.beginStamp()
+	p.moment = p.tick()
+	answer, err := p.store.Acquire(p.ctx, p.storeKey(p.call.key), p.ask)
+	return &answer, err
 }
 
 // take is the outcome that one ask comes to; nil: ask again.
@@ -204,7 +221,7 @@ func (p *pursuit) stored(r *cache.Reading) *outcome {
 	case notFound:
 		return &outcome{err: ErrNotFound, entry: r, moment: p.moment}
 	case fetchAlone, fetchLocal:
-		return &outcome{then: act, moment: p.moment}
+		return &outcome{then: act, entry: r, moment: p.moment}
 	case serve, serveStale:
 		value, err := p.unpack(r)
 		if err != nil {

@@ -27,6 +27,8 @@ type Config struct {
 	// SharingRuleOff breaks the guard: see package hooks.
 	SharingRuleOff bool
 	TagCheckOff    bool
+	// Unread has Gets ask for the lease at once: likewise.
+	Unread bool
 }
 
 // opening is the first line a child reads; all others are Loads.
@@ -56,6 +58,7 @@ func runChild(parent *spawn.Parent) error {
 	}
 	hooks.SharingRuleOff.Store(o.SharingRuleOff)
 	hooks.TagCheckOff.Store(o.TagCheckOff)
+	hooks.Unread.Store(o.Unread)
 	opts := &redis.Options{
 		Addr: o.Addr,
 		// Near RedisTimeout, as cache.Options advises.

@@ -68,14 +68,18 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		name   string
 		policy guard.Policy
 		load   linear.Load
+		unread bool
 	}{
-		{"fresh values only", shortLived, contended},
-		{"stale while revalidate", withStale(shortLived), contended},
-		{"fresh values only, with tags", shortLived, withTags(contended)},
-		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended)},
+		{"fresh values only", shortLived, contended, false},
+		{"stale while revalidate", withStale(shortLived), contended, false},
+		{"fresh values only, with tags", shortLived, withTags(contended), false},
+		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended), false},
+		{"unread", withStale(shortLived), withTags(contended), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			crew := linear.Run(t, 3, config(c.policy))
+			cfg := config(c.policy)
+			cfg.Unread = c.unread
+			crew := linear.Run(t, 3, cfg)
 			d := 4 * time.Second
 			if full {
 				d = time.Minute
@@ -91,14 +95,16 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 		name   string
 		policy guard.Policy
 		load   linear.Load
+		unread bool
 	}{
-		{"fresh values only", shortLived, contended},
-		{"stale while revalidate", withStale(shortLived), contended},
-		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended)},
+		{"fresh values only", shortLived, contended, false},
+		{"stale while revalidate", withStale(shortLived), contended, false},
+		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended), false},
+		{"unread", withStale(shortLived), withTags(contended), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := config(c.policy)
-			cfg.Breakable = true
+			cfg.Breakable, cfg.Unread = true, c.unread
 			crew := linear.Run(t, 3, cfg)
 			d := 18 * time.Second
 			if full {
