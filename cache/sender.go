@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
 
@@ -15,6 +16,9 @@ type sender[B laden] struct {
 	l     *lane[B]
 	pipe  redis.Pipeliner
 	alarm *alarm[B]
+
+	crowded bool // the last batch had several callers
+	hurry   int  // so many batches are sent without yielding
 }
 
 func newSender[B laden](l *lane[B]) *sender[B] {
@@ -53,15 +57,43 @@ func (sn *sender[B]) next() B {
 			_ = sleep(l.s.ctx, missPause)
 			l.mu.Lock()
 		}
+		if sn.crowded && l.next != none && !l.next.full() {
+			l.mu.Unlock()
+			sn.yield()
+			l.mu.Lock()
+		}
 		bt := l.next
 		l.next = none
 		if bt != none {
+			sn.crowded = bt.crowded()
 			return bt
 		}
 		l.senders--
 		if l.parked || l.n.ctx.Err() != nil || !sn.park() {
 			return none
 		}
+	}
+}
+
+const (
+	// maxYield is how long a sender may be kept from its next batch by those who are
+	// about to join it. If it was longer, it was by goroutines that compute.
+	maxYield = 2 * time.Millisecond
+	// hurriedBatches are sent after such a wait without another.
+	hurriedBatches = 100
+)
+
+// yield lets others run who may only need a processor to join the next batch, so
+// that there are fewer and larger ones.
+func (sn *sender[B]) yield() {
+	if sn.hurry > 0 {
+		sn.hurry--
+		return
+	}
+	start := time.Now()
+	runtime.Gosched()
+	if time.Since(start) > maxYield {
+		sn.hurry = hurriedBatches
 	}
 }
 
