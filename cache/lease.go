@@ -15,8 +15,8 @@ const failureKept = 5 * time.Second
 // process's subscription.
 const unsubscribedWait = 5 * time.Millisecond
 
-// Acquire implements [Store]. It resends an acquire that was not answered once,
-// with a new token; waits for this process's own subscription where Redis
+// Acquire implements [Store]. Unless Ask.Once is set, it resends an acquire that was
+// not answered once, with a new token; waits for this process's own subscription where Redis
 // doesn't see it; and replaces a lease of this process whose grant was never
 // answered. All of that together may take a few times RedisTimeout.
 func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error) {
@@ -48,7 +48,7 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 			if sleep(ctx, unsubscribedWait) != nil {
 				return Answer{}, ended(ctx)
 			}
-		case errors.Is(err, ErrUnavailable) && !resent && ended(ctx) == nil && !errors.Is(err, errBreakerOpen):
+		case errors.Is(err, ErrUnavailable) && !resent && !ask.Once && ended(ctx) == nil && !errors.Is(err, errBreakerOpen):
 			resent = true
 		case err != nil:
 			return Answer{}, err

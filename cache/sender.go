@@ -103,6 +103,7 @@ func (sn *sender[B]) park() bool {
 	l := sn.l
 	l.parked = true
 	l.mu.Unlock()
+	sn.crowded = false
 	select {
 	case <-l.wake:
 		l.mu.Lock()

@@ -220,9 +220,9 @@ func (b *batch) acquire() (won []*member) {
 func (b *batch) ask(asked []*member) (won, away []*member) {
 	fetches := time.Duration((len(asked) + b.policy.MaxBatch - 1) / b.policy.MaxBatch)
 	requests := make([]cache.Request, len(asked))
-	moment := b.tick()
+	moment, sent := b.tick(), time.Now()
 	for i, m := range asked {
-		m.moment = moment
+		m.moment, m.sent = moment, sent
 		ask := m.ask
 		// The last fetch starts when those before it have ended.
 		ask.RenewFor = min(ask.RenewFor, cache.MaxTTL/fetches) * fetches

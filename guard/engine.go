@@ -133,6 +133,7 @@ func (e *engine) pursue(c call) *outcome {
 			continue
 		}
 		if o.refresh != nil {
+			e.tellStale(c.key, o)
 			e.refresh(c, o.refresh)
 		}
 		if e.near != nil && o.err == nil && o.stored && o.source != Stale {
@@ -173,10 +174,11 @@ func (e *engine) read(c call) read {
 }
 
 // foreseesMiss reports whether a call had better ask for the lease at once. One
-// that is to replace what is stored has to know it, and without a budget for a
-// fetch only what is stored can help.
+// that is to replace what is stored has to know it; and within a fetch of its own
+// key, or without a budget for one, only what is stored can help.
 func (e *engine) foreseesMiss(c call) bool {
-	return !c.force && e.foresight.miss() && (e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
+	return !c.force && e.foresight.miss() && !within(c.ctx, e, c.key) &&
+		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
 // endedFor is the outcome for a caller whose context ended, or whose store was
@@ -216,11 +218,18 @@ func (e *engine) judge(rd read, c call) *outcome {
 	switch {
 	case act == serveStale:
 		o.source, o.refresh = Stale, r
-		e.observe(Event{Kind: cache.StaleServed, Key: c.key, Token: r.Entry.Version, Duration: r.Age})
 	case r.Age >= dueAt(&r.Entry, e.policy.Beta):
 		o.refresh = r
 	}
 	return o
+}
+
+// tellStale tells of a stale value, if it is one, that is served while it is to be
+// refreshed.
+func (e *engine) tellStale(key string, o *outcome) {
+	if o.source == Stale {
+		e.observe(Event{Kind: cache.StaleServed, Key: key, Token: o.entry.Entry.Version, Duration: o.entry.Age})
+	}
 }
 
 // A sharing is one caller's wait for a flight.
@@ -232,7 +241,8 @@ type sharing struct {
 
 // share waits for the key's flight among s.fs, as its first caller, who brings
 // what it runs, or a later one, until there is an outcome that the caller may
-// have. rd is what the caller has read, for when it takes long.
+// have. rd is what the caller has read, for when it takes long; if that is nothing,
+// it is what the flight has.
 //
 // What is passed by pointers apart from s is kept by nobody, and needn't be
 // allocated.
@@ -246,6 +256,7 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 	for {
 		select {
 		case res := <-result:
+			f.borrow(s.num, rd)
 			return res.Val.(*outcome).forCaller(s.num, first)
 		case <-superseded:
 			if o := s.fs.sentOff(f, s.num); o != nil {
@@ -256,6 +267,7 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 			return &outcome{err: context.Cause(s.ctx)}
 		case <-soft.over():
 			soft.stop()
+			f.borrow(s.num, rd)
 			if o := e.mask(s.call, &outcome{err: errSoftTimeout}, *rd); o.err == nil {
 				return o
 			}

@@ -37,6 +37,7 @@ type pursuit struct {
 
 	ask        cache.Ask
 	moment     uint64 // when the last acquire was sent
+	sent       time.Time
 	heldMoment uint64 // when the acquire was sent that was last answered "held"
 	unwatched  time.Time
 	suspicious bool // the last answer was "quarantined"
@@ -140,20 +141,51 @@ func (p *pursuit) run() *outcome {
 }
 
 // unread is run for what nobody has read: the first answer tells whether that was
-// a good guess.
+// a good guess. If there is none, reading may still help.
 func (p *pursuit) unread() *outcome {
+	p.ask.Once = true
 	answer, err := p.acquire()
+	p.ask.Once = false
 	p.foresight.met(err != nil || answer.Verdict == cache.HasEntry)
-	if o := p.take(answer, err); o != nil {
-		return o
+	var o *outcome
+	if err != nil && p.endedFor(p.ctx, err) == nil {
+		o = p.readInstead()
+	} else {
+		if err == nil && answer.Verdict == cache.Granted {
+			p.lend(&cache.Reading{})
+		}
+		o = p.take(answer, err)
 	}
-	return p.run()
+	if o == nil {
+		o = p.run()
+	}
+	return o
+}
+
+// readInstead reads where an acquire failed: there are Redises that carry out no
+// scripts for a while and still have what is stored. It returns nil if that can't
+// be served.
+func (p *pursuit) readInstead() *outcome {
+	p.begin()
+	r, err := p.store.Read(p.ctx, p.storeKey(p.call.key))
+	if err != nil {
+		return p.take(&cache.Answer{}, err)
+	}
+	return p.stored(r)
+}
+
+// begin notes that a command is about to be sent.
+func (p *pursuit) begin() { p.moment, p.sent = p.tick(), time.Now() }
+
+// lend gives what was read to callers who haven't.
+func (p *pursuit) lend(r *cache.Reading) {
+	p.f.lent.Store(&lentRead{read{reading: r, at: p.sent}, p.moment})
 }
 
 func (p *pursuit) acquire() (*cache.Answer, error) {
 	p.ask.Suspect = p.suspect()
 	p.beginStamp()
-	p.moment = p.tick()
+	p.begin()
 	answer, err := p.store.Acquire(p.ctx, p.storeKey(p.call.key), p.ask)
 	return &answer, err
 }
@@ -209,35 +241,21 @@ func (p *pursuit) answered(a *cache.Answer) *outcome {
 	return nil
 }
 
-// stored judges an entry that came up meanwhile. One that can't be served is
-// asked over.
+// stored judges an entry that came up meanwhile, or that nobody had read. One that
+// can't be served is asked over.
 func (p *pursuit) stored(r *cache.Reading) *outcome {
 	p.known = r
 	p.ask.Seen = r.Seen
-	if r.Damage != nil {
-		p.damaged(p.call.key, r, r.Damage)
+	o := p.judge(read{reading: r}, p.call)
+	if o.then == fetch {
+		p.lend(r)
+		return nil
 	}
-	switch act := decide(r, &p.policy); act {
-	case notFound:
-		return &outcome{err: ErrNotFound, entry: r, moment: p.moment}
-	case fetchAlone, fetchLocal:
-		return &outcome{then: act, entry: r, moment: p.moment}
-	case serve, serveStale:
-		value, err := p.unpack(r)
-		if err != nil {
-			p.damaged(p.call.key, r, err)
-			return nil
-		}
-		o := &outcome{value: value, source: FromRedis, stored: true, entry: r, moment: p.moment}
-		if p.watch != nil {
-			o.source = Waited
-		}
-		if act == serveStale {
-			o.source, o.refresh = Stale, r
-		}
-		return o
+	o.moment = p.moment
+	if p.watch != nil && o.stored && o.source == FromRedis {
+		o.source = Waited
 	}
-	return nil
+	return o
 }
 
 // quarantined counts only when it is answered twice: what looked like dead

@@ -33,6 +33,7 @@ type flight struct {
 	began      time.Time
 	first      uint64      // number of the caller who started it
 	waiting    atomic.Bool // for another process
+	lent       atomic.Pointer[lentRead]
 
 	// Guarded by flights.mu.
 	before, after int           // callers who may have the fetch's result whatever happens, and others
@@ -40,6 +41,21 @@ type flight struct {
 	unwanted      chan struct{} // nil: it has its lease. Closed: it lost it, and nobody can use its result
 	exited        bool          // its goroutine was ended: there will be no result
 	firstLeft     bool
+}
+
+// A lentRead is what a flight has read of its key, or rather its acquire, and can't
+// serve as it is: for those who haven't read, to stand in for an error. The
+// acquire was sent after the callers came whose numbers are below the moment.
+type lentRead struct {
+	read
+	moment uint64
+}
+
+// borrow has a caller who has read nothing take what the flight has.
+func (f *flight) borrow(num uint64, rd *read) {
+	if l := f.lent.Load(); rd.none() && l != nil && num < l.moment {
+		*rd = l.read
+	}
 }
 
 func (fs *flights) init() { fs.live = map[string]*flight{} }

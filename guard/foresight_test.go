@@ -29,13 +29,19 @@ func coldGuard(w *world, s cache.Store, p guard.Policy) (*guard.Guard[string], *
 	w.Helper()
 	counter := &readCounter{Store: s}
 	g := w.guard(counter, p)
-	for i := range guard.MissesInARow {
-		get(w, g, fmt.Sprint("cold", i), func(context.Context) (string, error) { return "cold", nil })
-	}
+	row(w, g, "cold")
 	if n := counter.n.Swap(0); n != guard.MissesInARow {
 		w.Fatalf("%d reads of %d keys", n, guard.MissesInARow)
 	}
 	return g, counter
+}
+
+// row is a row of misses, of keys with a prefix.
+func row(w *world, g *guard.Guard[string], prefix string) {
+	w.Helper()
+	for i := range guard.MissesInARow {
+		get(w, g, fmt.Sprint(prefix, i), func(context.Context) (string, error) { return "cold", nil })
+	}
 }
 
 func TestRowOfMissesGoesOnUnread(t *testing.T) {
@@ -203,9 +209,153 @@ func TestErrorsAreNoMisses(t *testing.T) {
 		}
 		w.server.SetError("")
 		time.Sleep(10 * time.Second)
+		reads.n.Store(0)
 		get(w, g, "k", (&origin{}).fetch)
 		if n := reads.n.Load(); n != 1 {
 			w.Errorf("%d reads after an error", n)
+		}
+	})
+}
+
+// Who comes upon a stale value unread tells of it and has it refreshed, and so does
+// who comes upon one that is due to be refreshed early.
+func TestStaleValueThatWasUnforeseenIsRefreshed(t *testing.T) {
+	for name, age := range map[string]time.Duration{"stale": 90 * time.Second, "due": 59 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				events := &recorder{}
+				p := policy(func(p *guard.Policy) { p.Stale, p.Observer = time.Minute, events })
+				other := w.fleet(1, p)[0]
+				g, reads := coldGuard(w, w.open(), p)
+				o := &origin{takes: 2 * time.Second}
+				get(w, other, "k", o.fetch)
+				time.Sleep(age)
+				if v := get(w, g, "k", o.fetch); v != "v1" {
+					w.Errorf("got %q", v)
+				}
+				if n := reads.n.Load(); n != 0 {
+					w.Errorf("%d reads", n)
+				}
+				time.Sleep(3 * time.Second)
+				o.fetched(w, 2)
+				if n := events.count(cache.StaleServed); name == "stale" && n != 1 || name == "due" && n != 0 {
+					w.Errorf("%d stale values were told of", n)
+				}
+				if s := g.Stats(); s.Refreshes != 1 {
+					w.Errorf("%d refreshes", s.Refreshes)
+				}
+			})
+		})
+	}
+}
+
+// Misses in between don't keep a key in use from being refreshed early.
+func TestWarmKeyAmongMissesIsRefreshedEarly(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		o := &origin{takes: 2 * time.Second}
+		get(w, g, "warm", o.fetch)
+		for second := range 200 {
+			start := time.Now()
+			get(w, g, "warm", o.fetch)
+			if d := time.Since(start); d > time.Second {
+				w.Errorf("second %d: waited %v", second, d)
+			}
+			row(w, g, fmt.Sprint(second, ":"))
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// A fetch that replaces what is stored may ask for it.
+func TestRefreshMayAskForItsOwnKeyAmongMisses(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		must(w, g.Set(context.Background(), "k", "stored"))
+		v, err := g.Refresh(context.Background(), "k", func(ctx context.Context) (string, error) {
+			row(w, g, "cold")
+			return g.Get(ctx, "k", never)
+		})
+		if v != "stored" || err != nil {
+			w.Errorf("got %q, %v", v, err)
+		}
+	})
+}
+
+// What an acquire has brought stands in for an error, though Redis is away by then.
+func TestUnforeseenValueStandsInWhenRedisIsGone(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		soft  time.Duration
+		fetch func(context.Context) (string, error)
+	}{
+		{"the fetch fails", 0, func(context.Context) (string, error) { return "", errors.New("the origin is broken") }},
+		{"the fetch takes long", time.Second, (&origin{takes: 10 * time.Second}).fetch},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inRedis(t, func(w *world) {
+				p := policy(func(p *guard.Policy) { p.StaleIfError, p.SoftTimeout = time.Hour, c.soft })
+				other := w.fleet(1, p)[0]
+				must(w, other.Set(context.Background(), "k", "stored"))
+				time.Sleep(2 * time.Minute)
+				g, _ := coldGuard(w, w.open(), p)
+				start := time.Now()
+				v, err := g.Get(context.Background(), "k", func(ctx context.Context) (string, error) {
+					w.server.SetError("LOADING")
+					defer w.server.SetError("")
+					return c.fetch(ctx)
+				})
+				if d := time.Since(start); v != "stored" || err != nil || d > c.soft+redisTimeout {
+					w.Errorf("got %q, %v after %v", v, err, d)
+				}
+				time.Sleep(20 * time.Second)
+			})
+		})
+	}
+}
+
+// Nothing that was found out is asked for again: a miss whose fetch fails takes no
+// reading to learn that nothing can stand in for the error.
+func TestFailedMissIsNotReadForAStaleValue(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g, reads := coldGuard(w, w.open(), policy(func(p *guard.Policy) { p.StaleIfError = time.Hour }))
+		broken := errors.New("the origin is broken")
+		if _, err := g.Get(context.Background(), "k", func(context.Context) (string, error) { return "", broken }); !errors.Is(err, broken) {
+			w.Errorf("got %v", err)
+		}
+		if n := reads.n.Load(); n != 0 {
+			w.Errorf("%d reads", n)
+		}
+	})
+}
+
+// A Redis that is about to fail over by plan, say, holds scripts back and answers
+// reads.
+func TestStoredIsServedUnforeseenWhileWritesArePaused(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+	g, _, server := behindProxy(t, p, nil)
+	w := &world{T: t}
+	must(w, g.Set(context.Background(), "k", "stored"))
+	row(w, g, "cold")
+	must(w, server.Client().Do(context.Background(), "client", "pause", "1000", "write").Err())
+	for range 2 {
+		if v, err := g.Get(context.Background(), "k", never); v != "stored" || err != nil {
+			t.Errorf("got %q, %v", v, err)
+		}
+	}
+}
+
+// A lease's key of a foreign type keeps a key from being fetched, not from being
+// served.
+func TestStoredIsServedUnforeseenBesideAForeignLease(t *testing.T) {
+	inRedis(t, func(w *world) {
+		p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+		other := w.fleet(1, p)[0]
+		must(w, other.Set(context.Background(), "k", "stored"))
+		g, _ := coldGuard(w, w.open(), p)
+		must(w, w.server.Client().HSet(context.Background(), "test:{g:k}:lease", "a", "b").Err())
+		if v, err := g.Get(context.Background(), "k", never); v != "stored" || err != nil {
+			w.Errorf("got %q, %v", v, err)
 		}
 	})
 }

@@ -279,6 +279,7 @@ func (m *many) settle(all []*wanted) {
 		o := w.o
 		m.counters.served(o, ended)
 		if o.refresh != nil {
+			m.tellStale(w.key, o)
 			stale = append(stale, w)
 		}
 		if m.near != nil && o.err == nil && o.stored && o.source != Stale {
