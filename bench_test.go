@@ -204,8 +204,8 @@ func run(b *testing.B, callers, keys int, do func(context.Context, string) error
 }
 
 // BenchmarkMiss compares a Get that has to fetch (nothing) and store with
-// cache-aside by hand: GET, SET. A miss is three round trips, two of them
-// scripts; see docs/protocol.md.
+// cache-aside by hand: GET, SET. A miss among misses is two round trips, both of
+// them scripts; see docs/protocol.md.
 func BenchmarkMiss(b *testing.B) {
 	s := newBench(b)
 	for _, callers := range []int{1, 64} {

@@ -39,7 +39,7 @@ type laden interface {
 	carryOut(ctx context.Context, pipe redis.Pipeliner) error
 	// carriedOut is called when it was answered in time, and has been settled.
 	carriedOut()
-	joined()
+	// crowded reports whether there is much in it that different callers want.
 	crowded() bool
 	settle(err error) bool
 }
@@ -49,14 +49,9 @@ type load struct {
 	settled atomic.Bool
 	err     error // of all that is in it
 	done    chan struct{}
-	callers int // by the lane's mu
 }
 
 func newLoad() load { return load{done: make(chan struct{})} }
-
-func (l *load) joined() { l.callers++ }
-
-func (l *load) crowded() bool { return l.callers > 1 }
 
 // settle ends the wait for the batch, unless it has ended. It answers whether it
 // was the first to.
@@ -80,7 +75,6 @@ func (l *lane[B]) join(add func(B)) B {
 	}
 	bt := l.next
 	add(bt)
-	bt.joined()
 	if l.senders < l.limit || bt.full() {
 		l.senders++
 		if l.parked {

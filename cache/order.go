@@ -48,9 +48,10 @@ func newOrderLane(s *Redis, n *node) *lane[*orders] {
 	}
 }
 
-func (os *orders) full() bool  { return len(os.all) >= maxOrders || os.bytes >= maxOrderBytes }
-func (os *orders) keys() int   { return len(os.all) }
-func (os *orders) carriedOut() {}
+func (os *orders) full() bool    { return len(os.all) >= maxOrders || os.bytes >= maxOrderBytes }
+func (os *orders) keys() int     { return len(os.all) }
+func (os *orders) crowded() bool { return len(os.all) > 1 }
+func (os *orders) carriedOut()   {}
 
 // carryOut sends what is still wanted.
 func (os *orders) carryOut(ctx context.Context, _ redis.Pipeliner) error {
