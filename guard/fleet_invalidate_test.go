@@ -52,7 +52,7 @@ func (f *fleetTest) changeUnderLoad(n int, change func(p *fleet.Process, key str
 		defer mu.Unlock()
 		return midFetch >= n
 	}
-	for ; !enough() && !f.Failed() && made < 4*n; made++ {
+	for ; !enough() && !f.Failed() && made < 20*n; made++ { // a busy machine makes most of them late
 		keys <- fmt.Sprint("key-", made)
 	}
 	close(keys)
