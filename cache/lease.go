@@ -15,10 +15,11 @@ const failureKept = 5 * time.Second
 // process's subscription.
 const unsubscribedWait = 5 * time.Millisecond
 
-// Acquire implements [Store]. Unless Ask.Once is set, it resends an acquire that was
-// not answered once, with a new token; waits for this process's own subscription where Redis
-// doesn't see it; and replaces a lease of this process whose grant was never
-// answered. All of that together may take a few times RedisTimeout.
+// Acquire implements [Store]. It resends an acquire that was not answered once,
+// with a new token, unless Ask.Once is set; waits for this process's own
+// subscription where Redis doesn't see it; and replaces a lease of this process
+// whose grant was never answered. All of that together may take a few times
+// RedisTimeout.
 func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error) {
 	var (
 		over     Token

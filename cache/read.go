@@ -58,7 +58,8 @@ func (bt *batch) full() bool { return bt.size() >= maxBatch }
 // keys: reads of many keys may look up the records of very many tags at once.
 func (bt *batch) keys() int { return len(bt.records.names) }
 
-func (bt *batch) crowded() bool { return bt.size() > 64 }
+// crowded: callers who want the same few keys have nothing to gather.
+func (bt *batch) crowded() bool { return bt.size() > maxBatch/4 }
 
 // carryOut reads.
 func (bt *batch) carryOut(ctx context.Context, pipe redis.Pipeliner) error {

@@ -17,7 +17,7 @@ type sender[B laden] struct {
 	pipe  redis.Pipeliner
 	alarm *alarm[B]
 
-	crowded bool // the last batch had several callers
+	crowded bool // there was much in the last batch
 	hurry   int  // so many batches are sent without yielding
 }
 

@@ -115,8 +115,8 @@ type Ask struct {
 	// Suspect is a holder that looked unwatched 50 ms ago or longer. If it still
 	// does, its lease is taken over.
 	Suspect Token
-	// Once: an Acquire that isn't answered is not sent again. The caller has other
-	// means.
+	// Once has a store that would ask again, where no answer came, return the error
+	// instead: the caller has other means.
 	Once bool
 
 	TTL         time.Duration // of the lease, renewed every third of it; at least 1 ms

@@ -158,7 +158,7 @@ func (e *engine) flightsOf(c call) *flights {
 type read struct {
 	reading *cache.Reading // nil: none, or an error
 	err     error
-	at      time.Time // before it was sent; of a read that a refresh begins with, it is of no interest
+	at      time.Time // before it was sent
 }
 
 func (rd *read) none() bool { return rd.reading == nil && rd.err == nil }
@@ -169,7 +169,9 @@ func (e *engine) read(c call) read {
 	if err != nil {
 		r = nil
 	}
-	e.foresight.met(err != nil || r.Seen != "")
+	if err != nil || r.Seen != "" {
+		e.foresight.met(true) // of what isn't there a flight tells, once for all its callers
+	}
 	return read{r, err, at}
 }
 

@@ -36,7 +36,7 @@ type pursuit struct {
 	known      *cache.Reading // the last entry seen; nil: none
 
 	ask        cache.Ask
-	moment     uint64 // when the last acquire was sent
+	moment     uint64 // when the last acquire, or read, was sent
 	sent       time.Time
 	heldMoment uint64 // when the acquire was sent that was last answered "held"
 	unwatched  time.Time
@@ -104,6 +104,9 @@ func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
 	}
 	if rd.none() {
 		return p.ended(p.unread())
+	}
+	if rd.reading.Seen == "" {
+		e.foresight.met(false)
 	}
 	o, done := p.spared()
 	defer done()

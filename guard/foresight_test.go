@@ -134,13 +134,32 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 	}
 }
 
+// Many callers who find one key missing at the same moment are one miss.
+func TestCallersOfOneMissAreNoRow(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		reads := &readCounter{Store: w.open()}
+		g := w.guard(reads, policy())
+		o := &origin{takes: time.Second}
+		for _, a := range callers([]*guard.Guard[string]{g}, 10*guard.MissesInARow, "k", o.fetch) {
+			must(w, a.err)
+		}
+		o.fetched(w, 1)
+		before := reads.n.Load()
+		get(w, g, "another", o.fetch)
+		if n := reads.n.Load() - before; n != 1 {
+			w.Errorf("%d reads of the next key", n)
+		}
+	})
+}
+
 // One caller fetches and the others wait, in each process, though none has read.
 func TestUnreadCallersShareAFetch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		var fleet []*guard.Guard[string]
+		var reads []*readCounter
 		for range 3 {
-			g, _ := coldGuard(w, w.open(), policy())
-			fleet = append(fleet, g)
+			g, r := coldGuard(w, w.open(), policy())
+			fleet, reads = append(fleet, g), append(reads, r)
 			time.Sleep(2 * time.Minute) // what it has stored is gone
 		}
 		o := &origin{takes: 200 * time.Millisecond}
@@ -150,6 +169,11 @@ func TestUnreadCallersShareAFetch(t *testing.T) {
 			}
 		}
 		o.fetched(w, 1)
+		for i, r := range reads {
+			if n := r.n.Load(); n != 0 {
+				w.Errorf("%d reads in process %d", n, i)
+			}
+		}
 	})
 }
 

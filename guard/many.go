@@ -178,7 +178,7 @@ func (m *many) distinct(keys []string, reads []read, begin func(w *wanted)) []*w
 
 // judgeFirst judges what was read, unless it wasn't: then the key has a flight.
 func (m *many) judgeFirst(w *wanted) {
-	if w.rd.reading == nil && w.rd.err == nil {
+	if w.rd.none() {
 		w.rd, w.o = read{}, &outcome{then: fetch}
 		return
 	}

@@ -160,7 +160,7 @@ func (m *many) ownFetch(fs *flights, w *wanted) bool {
 // unread are those that were not read.
 func unread(ws []*wanted) (some []*wanted) {
 	for _, w := range ws {
-		if w.rd.reading == nil && w.rd.err == nil {
+		if w.rd.none() {
 			some = append(some, w)
 		}
 	}
