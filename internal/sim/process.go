@@ -9,6 +9,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/hooks"
 )
 
 const (
@@ -69,7 +70,7 @@ func (w *world) newProcess() *process {
 	if w.cfg.Wrap != nil {
 		store = w.cfg.Wrap(store)
 	}
-	p.guard, err = guard.New[string](steady{store, w.plan.poll, w.plan.many}, guardName, w.plan.policy)
+	p.guard, err = guard.New[string](steady{store, w.plan.poll, w.plan.many || hooks.Unread.Load()}, guardName, w.plan.policy)
 	if err != nil {
 		w.t.Fatal(err)
 	}

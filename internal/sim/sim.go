@@ -64,7 +64,7 @@ type Result struct {
 // sorted by its content before the scheduler looks, and what a batch's flights
 // would do at one instant is set apart (see steady). What isn't seen to is which of
 // several scripts that one process sends at one instant go together: of 500 seeds
-// 5 to 13 give another trace the second time, more on a busy machine.
+// 5 to 15 give another trace the second time, more on a busy machine.
 func Run(t *testing.T, cfg Config) (r *Result) {
 	w := &world{
 		t: t, cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x57a3bede)),

@@ -12,16 +12,18 @@ import (
 // and keeps out of the guard what can't be seeded. It bounds the time until a
 // waiter's next look, which would otherwise be jittered. And where callers ask
 // for several keys, and so what several flights wait for runs out at the same
-// instant, it lets them go on one after the other: a few nanoseconds apart.
+// instant, it lets them go on one after the other: a few nanoseconds apart. So it
+// does where Gets ask for the lease unread: the read that follows an acquire
+// without an answer would run out at the instant that the wait for a flight does.
 type steady struct {
 	cache.Store
-	poll time.Duration
-	many bool
+	poll  time.Duration
+	apart bool
 }
 
 func (s steady) Read(ctx context.Context, key string) (*cache.Reading, error) {
 	r, err := s.Store.Read(ctx, key)
-	s.apart(ctx, key, err)
+	s.lag(ctx, key, err)
 	return r, err
 }
 
@@ -33,14 +35,14 @@ func (s steady) ReadMany(ctx context.Context, prefix string, keys []string, each
 		}
 		each(i, r, err)
 	})
-	s.apart(ctx, prefix+keys[0], first)
+	s.lag(ctx, prefix+keys[0], first)
 }
 
 func (s steady) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
 	a, err := s.Store.Acquire(ctx, key, ask)
 	s.bound(&a)
 	caller(ctx).answered(key, a, err)
-	s.apart(ctx, key, err)
+	s.lag(ctx, key, err)
 	return a, err
 }
 
@@ -50,7 +52,7 @@ func (s steady) AcquireMany(ctx context.Context, requests []cache.Request) []cac
 		s.bound(&all[i].Answer)
 		caller(ctx).answered(requests[i].Key, all[i].Answer, all[i].Err)
 	}
-	s.apart(ctx, requests[0].Key, all[0].Err)
+	s.lag(ctx, requests[0].Key, all[0].Err)
 	return all
 }
 
@@ -66,11 +68,11 @@ func caller(ctx context.Context) *op {
 	return o
 }
 
-// apart waits for a time of the caller's and the key's own, if there was an
+// lag waits for a time of the caller's and the key's own, if there was an
 // error: no answer within a time, most likely.
-func (s steady) apart(ctx context.Context, key string, err error) {
+func (s steady) lag(ctx context.Context, key string, err error) {
 	o := caller(ctx)
-	if !s.many || o == nil || err == nil || ctx.Err() != nil {
+	if !s.apart || o == nil || err == nil || ctx.Err() != nil {
 		return
 	}
 	n := time.Duration(8 * o.id)
