@@ -25,9 +25,11 @@ type breaker struct {
 	mu    sync.Mutex
 	since time.Time // open since
 
-	probe   func(context.Context) error
-	spawn   func(func()) bool
-	ctx     context.Context // ends with the node
+	probe func(context.Context) error
+	spawn func(func()) bool
+	ctx   context.Context // ends with the node
+	// changed is told in a goroutine of the breaker's: who is told may wait for those
+	// whose calls have failed.
 	changed func(open bool, since time.Duration, err error)
 }
 
@@ -67,8 +69,10 @@ func (b *breaker) failed(after int32, err error) {
 	b.since = time.Now()
 	b.open.Store(true)
 	close(*b.opened.Load())
-	b.spawn(b.probeUntilAnswered)
-	b.changed(true, 0, err)
+	b.spawn(func() {
+		b.changed(true, 0, err)
+		b.probeUntilAnswered()
+	})
 }
 
 // arm makes the channel that the next opening closes.

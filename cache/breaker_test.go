@@ -175,6 +175,27 @@ func TestBreakerOpensAfterTwoTimeoutsWhateverTheLoad(t *testing.T) {
 	}
 }
 
+// An acquire is sent again at once. If the failure of the first weren't known yet,
+// that of the second would count for nothing.
+func TestFailureIsCountedBeforeItsCallersKnow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := redistest.RunEmbeddedInMemory(t).Client()
+		s, err := cache.NewRedis(client, cache.Options{Namespace: "test", BreakerFailures: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, givenUp := range []bool{false, true} {
+			if n := cache.FailuresWhenSettled(s, givenUp); n != int32(i+1) {
+				t.Errorf("given up %v: %d failures were counted when its callers went on, of %d", givenUp, n, i+1)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		_ = client.Close()
+	})
+}
+
 // A large script, a fork for a snapshot, an election.
 func TestBreakerSitsOutAPause(t *testing.T) {
 	for _, l := range loads {

@@ -1,6 +1,11 @@
 package cache
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
 
 // Die makes the store's process one that crashed: it gives nothing back, and its
 // leases are no longer renewed.
@@ -86,6 +91,42 @@ func queued[B laden](l *lane[B], size func(B) int) int {
 		return 0
 	}
 	return size(l.next)
+}
+
+// FailuresWhenSettled are those that the breaker has counted by the time that the
+// callers of a batch learn that it was given up, or that it failed.
+func FailuresWhenSettled(s *Redis, givenUp bool) int32 {
+	n := s.topo.all()[0]
+	bt := &failing{load: newLoad(), b: n.breaker, givenUp: givenUp}
+	l := &lane[*failing]{s: s, n: n, limit: 1, wake: make(chan struct{}, 1), open: func() *failing { return bt }}
+	l.join(func(*failing) {})
+	<-bt.done
+	return bt.failures
+}
+
+// A failing batch is not answered.
+type failing struct {
+	load
+	b        *breaker
+	givenUp  bool
+	failures int32
+}
+
+func (f *failing) full() bool    { return true }
+func (f *failing) keys() int     { return 1 }
+func (f *failing) crowded() bool { return false }
+func (f *failing) carriedOut()   {}
+
+func (f *failing) carryOut(context.Context, redis.Pipeliner) error {
+	if f.givenUp {
+		<-f.done
+	}
+	return errTimeout
+}
+
+func (f *failing) settle(err error) {
+	f.failures = f.b.failures.Load()
+	f.load.settle(err)
 }
 
 // SlipClock makes this process's monotonic clock appear to have stood still.

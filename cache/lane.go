@@ -41,27 +41,27 @@ type laden interface {
 	carriedOut()
 	// crowded reports whether there is much in it that different callers want.
 	crowded() bool
-	settle(err error) bool
+	// claim answers whether the caller is the first who would settle the batch. It
+	// does then, when all is done that those who wait for it are to find.
+	claim() bool
+	settle(err error)
 }
 
 // A load is what batches have in common: they are settled once.
 type load struct {
-	settled atomic.Bool
+	claimed atomic.Bool
 	err     error // of all that is in it
 	done    chan struct{}
 }
 
 func newLoad() load { return load{done: make(chan struct{})} }
 
-// settle ends the wait for the batch, unless it has ended. It answers whether it
-// was the first to.
-func (l *load) settle(err error) bool {
-	if !l.settled.CompareAndSwap(false, true) {
-		return false
-	}
+func (l *load) claim() bool { return l.claimed.CompareAndSwap(false, true) }
+
+// settle ends the wait for the batch. Only who has claimed it calls it.
+func (l *load) settle(err error) {
 	l.err = err
 	close(l.done)
-	return true
 }
 
 // join adds to the batch that collects, and sees to it that it will be sent. It

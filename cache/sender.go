@@ -36,6 +36,7 @@ func (sn *sender[B]) run() {
 			return
 		}
 		if !sn.l.n.breaker.allow() {
+			bt.claim()
 			bt.settle(errBreakerOpen)
 			continue
 		}
@@ -148,23 +149,27 @@ func (sn *sender[B]) carryOut(bt B) bool {
 	}
 	defer func() { <-n.slots }()
 	err := bt.carryOut(ctx, sn.pipe)
-	if !bt.settle(err) {
+	if !bt.claim() {
 		return false
 	}
-	bt.carriedOut()
+	// What fails is counted before its callers know, who may ask again at once: a
+	// batch that seems to have been sent before this failure would add nothing to it.
 	if err == nil {
 		n.breaker.succeeded()
 	} else if tripsBreaker(err) {
 		n.breaker.failed(after, err)
 	}
+	bt.settle(err)
+	bt.carriedOut()
 	return true
 }
 
 // giveUp settles a batch that takes too long, unless it is settled, and has
 // another sender take the next.
 func (l *lane[B]) giveUp(bt B, after int32) {
-	if bt.settle(errTimeout) {
+	if bt.claim() {
 		l.n.breaker.failed(after, errTimeout)
+		bt.settle(errTimeout)
 		l.replace()
 	}
 }
