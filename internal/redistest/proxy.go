@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -32,6 +33,11 @@ type Proxy struct {
 	delay    time.Duration
 	changed  chan struct{} // closed, and replaced, when mode or delay changes
 }
+
+// portPatience is how long a port may stay in use after it was closed: a child
+// process that is being started holds all that is open until it has become another
+// program.
+const portPatience = 2 * time.Second
 
 type proxyMode int
 
@@ -157,6 +163,10 @@ func (p *Proxy) listenLocked() error {
 		return errors.New("redistest: proxy is stopped")
 	}
 	l, err := net.Listen("tcp", p.Addr())
+	for end := time.Now().Add(portPatience); errors.Is(err, syscall.EADDRINUSE) && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+		l, err = net.Listen("tcp", p.Addr())
+	}
 	if err != nil {
 		return fmt.Errorf("redistest: proxy: %w", err)
 	}

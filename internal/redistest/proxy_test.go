@@ -177,3 +177,18 @@ func TestStoppedProxyStaysStopped(t *testing.T) {
 	}
 	must(t, p.Stop())
 }
+
+// As while a child process is being started, which holds it open.
+func TestProxyWaitsForItsPort(t *testing.T) {
+	t.Parallel()
+	p, c := throughProxy(t)
+	p.Cut()
+	held, err := net.Listen("tcp", p.Addr())
+	must(t, err)
+	go func() {
+		time.Sleep(50 * time.Millisecond)
+		held.Close()
+	}()
+	must(t, p.Restore())
+	must(t, c.Ping(t.Context()).Err())
+}
