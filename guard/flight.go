@@ -149,6 +149,10 @@ func (p *pursuit) unread() *outcome {
 	p.ask.Once = true
 	answer, err := p.acquire()
 	p.ask.Once = false
+	p.counters.unread.Add(1)
+	if answer.Verdict == cache.HasEntry {
+		p.counters.misled.Add(1)
+	}
 	p.foresight.met(err != nil || answer.Verdict == cache.HasEntry)
 	var o *outcome
 	if err != nil && p.endedFor(p.ctx, err) == nil {

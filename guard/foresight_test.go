@@ -64,6 +64,9 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 		if n := reads.n.Load(); n != 10 {
 			w.Errorf("%d reads of 11 keys, the first of which was foreseen to be missing", n)
 		}
+		if s := g.Stats(); s.Unread != 11 || s.Misled != 1 {
+			w.Errorf("%d flights unread, %d misled", s.Unread, s.Misled)
+		}
 		o.fetched(w, 11)
 	})
 }

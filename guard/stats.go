@@ -27,6 +27,8 @@ type Stats struct {
 	LeasesLost   uint64
 	Takeovers    uint64 // leases taken over from holders that died
 	Damaged      uint64 // entries that could not be read
+	Unread       uint64 // flights that asked for the lease without reading first, in a row of misses
+	Misled       uint64 // those of them whose key was stored after all
 
 	Errors ErrorStats
 
@@ -66,6 +68,7 @@ func (g *Guard[V]) Stats() Stats {
 		Fetches: c.fetches.Load(), FetchErrors: c.fetchErrors.Load(), Refreshes: c.refreshes.Load(),
 		Unguarded: c.unguarded.Load(), FillsRefused: c.fillsRefused.Load(), Invalidated: c.invalidated.Load(), TooLarge: c.tooLarge.Load(),
 		LeasesLost: c.leasesLost.Load(), Takeovers: c.takeovers.Load(), Damaged: c.damaged.Load(),
+		Unread: c.unread.Load(), Misled: c.misled.Load(),
 		Errors: ErrorStats{
 			NotFound: c.errNotFound.Load(), Fetch: c.errFetch.Load(), Remote: c.errRemote.Load(), Panic: c.errPanic.Load(),
 			FetchTimeout: c.errFetchTimeout.Load(), WaitTimeout: c.errWaitTimeout.Load(), Quarantined: c.errQuarantined.Load(),
@@ -120,6 +123,7 @@ type counters struct {
 	errFetchTimeout, errWaitTimeout, errQuarantined                     atomic.Uint64
 	errUnavailable, errClosed, errContext, errOther                     atomic.Uint64
 	errExhausted, budgetWaits, budgetRefused                            atomic.Uint64
+	unread, misled                                                      atomic.Uint64
 }
 
 // event counts what is also told to an Observer.
