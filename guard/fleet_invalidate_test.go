@@ -22,17 +22,21 @@ type race struct {
 }
 
 // changeUnderLoad runs rounds, several at once, each on a key of its own, until
-// n changes have met a fetch that was under way.
+// n changes have met a fetch that was under way. On a machine so busy that most come
+// too late, fetches take longer.
 func (f *fleetTest) changeUnderLoad(n int, change func(p *fleet.Process, key string) (fleet.Span, error), check func(race)) {
 	const atOnce = 4
 	keys := make(chan string)
-	midFetch := 0
-	var mu sync.Mutex // guards midFetch, and check
+	midFetch, recent, takes := 0, 0, 10*time.Millisecond
+	var mu sync.Mutex // guards these, and check
 	var workers sync.WaitGroup
 	for range atOnce {
 		workers.Go(func() {
 			for key := range keys {
-				r, err := f.changeRound(key, change)
+				mu.Lock()
+				takes := takes
+				mu.Unlock()
+				r, err := f.changeRound(key, takes, change)
 				mu.Lock()
 				if err != nil {
 					f.Error(err)
@@ -41,6 +45,7 @@ func (f *fleetTest) changeUnderLoad(n int, change func(p *fleet.Process, key str
 				}
 				if r.midFetch {
 					midFetch++
+					recent++
 				}
 				mu.Unlock()
 			}
@@ -52,29 +57,37 @@ func (f *fleetTest) changeUnderLoad(n int, change func(p *fleet.Process, key str
 		defer mu.Unlock()
 		return midFetch >= n
 	}
-	for ; !enough() && !f.Failed() && made < 20*n; made++ { // a busy machine makes most of them late
+	for ; !enough() && !f.Failed() && made < 20*n; made++ {
+		if made%20 == 19 {
+			mu.Lock()
+			if recent < 5 {
+				takes = min(2*takes, 160*time.Millisecond)
+			}
+			recent = 0
+			mu.Unlock()
+		}
 		keys <- fmt.Sprint("key-", made)
 	}
 	close(keys)
 	workers.Wait()
-	f.Logf("of %d changes %d were made while a fetch was under way", made, midFetch)
+	f.Logf("of %d changes %d were made while a fetch was under way, of %v in the end", made, midFetch, takes)
 	if midFetch < n {
 		f.Errorf("want %d", n)
 	}
 }
 
-// changeRound lets 30 callers come in each process within 40 ms, and makes the
-// change 2 to 20 ms after the first, in any process. A fetch takes 10 ms.
-func (f *fleetTest) changeRound(key string, change func(p *fleet.Process, key string) (fleet.Span, error)) (race, error) {
+// changeRound lets 30 callers come in each process while four fetches could be made
+// one after another, and makes the change soon after the first has begun, in any process.
+func (f *fleetTest) changeRound(key string, takes time.Duration, change func(p *fleet.Process, key string) (fleet.Span, error)) (race, error) {
 	calls := f.everybody(fleet.Get{
-		Keys: []string{key}, Callers: 30, Spread: 40 * time.Millisecond,
-		Fetch: fleet.Fetch{Duration: 10 * time.Millisecond},
+		Keys: []string{key}, Callers: 30, Spread: 4 * takes,
+		Fetch: fleet.Fetch{Duration: takes},
 	})
 	r := race{key: key}
 	if _, err := f.Log.Await(f.ctx, fleet.Of(key, fleet.FetchBegan)); err != nil {
 		return r, err
 	}
-	time.Sleep(rand.N(12 * time.Millisecond))
+	time.Sleep(rand.N(takes * 6 / 5))
 	all := f.Processes()
 	var err error
 	if r.change, err = change(all[rand.IntN(len(all))], key); err != nil {
