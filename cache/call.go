@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"time"
 )
 
@@ -53,7 +54,7 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 	if err := ended(ctx); err != nil {
 		return fmt.Errorf("%w: %w", errEndedBefore, err)
 	}
-	timer := time.NewTimer(d)
+	timer, end := time.NewTimer(d), time.Now().Add(d)
 	defer timer.Stop()
 	select {
 	case n.slots <- struct{}{}:
@@ -76,14 +77,31 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 		cancel()
 		return ErrClosed
 	}
-	select {
-	case err := <-done:
-		return classify(op, err)
-	case <-timer.C:
-		return errTimeout
-	case <-away:
-		return errBreakerOpen
-	case <-ctx.Done():
-		return ended(ctx)
+	for extended := false; ; extended = true {
+		select {
+		case err := <-done:
+			return classify(op, err)
+		case <-timer.C:
+			if extended || !noticedLate(end) {
+				return errTimeout
+			}
+			timer.Reset(d)
+		case <-away:
+			return errBreakerOpen
+		case <-ctx.Done():
+			return ended(ctx)
+		}
 	}
+}
+
+// lateness is from how late on the end of a timeout tells that this process waits for
+// a processor: what it was to be answered by then may have been lying here for long.
+const lateness = 20 * time.Millisecond
+
+// noticedLate reports whether that is so. A command is given its time again then,
+// once: or a burst of callers, a machine that slept, a container that has used up its
+// share of the processor would take Redis to be away, and fetch without a lease.
+func noticedLate(end time.Time) bool {
+	runtime.Gosched() // who is ready runs first: it may be who reads the answer
+	return time.Since(end) > lateness
 }

@@ -187,11 +187,13 @@ type alarm[B laden] struct {
 	unhook          func() bool // from the store's end
 	done            chan struct{}
 
-	mu      sync.Mutex
-	bt      B // nil: none is under way
-	after   int32
-	at      time.Time
-	wentOff error
+	mu       sync.Mutex
+	bt       B // nil: none is under way
+	after    int32
+	d        time.Duration
+	at       time.Time
+	extended bool
+	wentOff  error
 }
 
 // set has an alarm for the batch.
@@ -204,15 +206,31 @@ func (sn *sender[B]) set(bt B, after int32) *alarm[B] {
 		sn.alarm = a
 	}
 	a.mu.Lock()
-	a.bt, a.after, a.at = bt, after, time.Now().Add(d)
-	a.mu.Unlock()
+	defer a.mu.Unlock()
+	a.bt, a.after, a.d, a.at, a.extended = bt, after, d, time.Now().Add(d), false
 	if made {
 		a.unhook = context.AfterFunc(a.Context, func() { a.goOff(context.Cause(a.Context)) })
-		a.timer = time.AfterFunc(d, func() { a.goOff(context.DeadlineExceeded) })
+		a.timer = time.AfterFunc(d, a.ring)
 	} else {
 		a.timer.Reset(d)
 	}
 	return a
+}
+
+// ring is called when the batch has had its time. If that is noticed late it gets as
+// much again, once.
+func (a *alarm[B]) ring() {
+	late := noticedLate(a.end())
+	a.mu.Lock()
+	extend := late && !a.extended && a.wentOff == nil
+	if extend {
+		a.extended, a.at = true, time.Now().Add(a.d)
+		a.timer.Reset(a.d)
+	}
+	a.mu.Unlock()
+	if !extend {
+		a.goOff(context.DeadlineExceeded)
+	}
 }
 
 func (a *alarm[B]) goOff(why error) {
@@ -250,12 +268,14 @@ func (sn *sender[B]) discard() {
 	}
 }
 
-// Deadline implements [context.Context].
-func (a *alarm[B]) Deadline() (time.Time, bool) {
+func (a *alarm[B]) end() time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.at, true
+	return a.at
 }
+
+// Deadline implements [context.Context].
+func (a *alarm[B]) Deadline() (time.Time, bool) { return a.end(), true }
 
 // Done implements [context.Context].
 func (a *alarm[B]) Done() <-chan struct{} { return a.done }
