@@ -66,7 +66,8 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 		return ended(ctx)
 	}
 	// The call's values (for tracing hooks) are the caller's, its end is ours: a
-	// client that is waiting for a reply doesn't heed a cancellation anyway.
+	// client that is waiting for a reply doesn't heed a cancellation anyway. It isn't
+	// put off for a process that is late: what may be answered by now has been sent.
 	callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
 	done := make(chan error, 1)
 	if !s.spawnCall(func() {
