@@ -104,6 +104,35 @@ func TestSlowReadsMakeNothingYounger(t *testing.T) {
 	}
 }
 
+// A process that is late takes answers in that have been lying there, by reads and by
+// acquires: what they tell the age of has grown older meanwhile.
+func TestLateAnswersMakeNothingYounger(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	s, _ := reading(t, server.Client(), "test")
+	if err := s.Set(t.Context(), "k", entryOf("v", time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct{ late, age, slack time.Duration }{
+		{0, 0, time.Minute - time.Second},
+		{time.Minute + time.Second, time.Minute, time.Minute},
+		{2 * time.Hour, time.Hour, 2 * time.Hour},
+	} {
+		read, acquired, err := cache.LateReadings(t.Context(), s, "k", step.late)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for by, r := range map[string]*cache.Reading{"read": read, "acquire": acquired} {
+			if r.Age < step.age || r.Age > step.age+step.slack || r.Left != max(0, time.Hour-r.Age) {
+				t.Errorf("%s, %v late: age %v, left %v; want %v and at most %v more", by, step.late, r.Age, r.Left, step.age, step.slack)
+			}
+		}
+	}
+	s2, _ := reading(t, server.Client(), "other")
+	if read, _, err := cache.LateReadings(t.Context(), s2, "none", time.Hour); err != nil || read.Found || read.Age != 0 {
+		t.Errorf("nothing stored: %+v, %v", read, err)
+	}
+}
+
 // An age is that of the version that is there, not of the name.
 func TestAgeIsThatOfTheVersion(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *cache.Redis, _ *gate, _ *redis.Client) {

@@ -214,6 +214,15 @@ func (r *Reading) setLeft(pttl int64) {
 	r.Age = max(0, r.Entry.TTL-r.Left)
 }
 
+// lay sets the age right of what was told by an answer that took longer than a call
+// may: this process was late (see noticedLate), and the answer has been lying here
+// while the entry grew older.
+func (r *Reading) lay(took, timeout time.Duration) {
+	if r.Found && took > timeout {
+		r.setAge(r.Age + took)
+	}
+}
+
 func (r *Reading) setAge(age time.Duration) {
 	r.Age = max(0, age)
 	r.Left = max(0, r.Entry.TTL-r.Age)

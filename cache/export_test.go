@@ -129,6 +129,32 @@ func (f *failing) settle(err error) {
 	f.load.settle(err)
 }
 
+// LateReadings are what a read and an acquire would take the entry for if their
+// answers had been noticed so late.
+func LateReadings(ctx context.Context, s *Redis, key string, late time.Duration) (read, acquired *Reading, _ error) {
+	reading := func(late time.Duration) (*Reading, error) {
+		q := &query{s: s, names: []string{s.keys.entry(key)}}
+		if err := q.send(ctx, s.client.Pipeline()); err != nil {
+			return nil, err
+		}
+		q.sent = q.sent.Add(-late)
+		q.settle()
+		r := q.result(0)
+		return r.reading, r.err
+	}
+	read, err := reading(late)
+	if err != nil {
+		return nil, nil, err
+	}
+	onTime, err := reading(0)
+	if err != nil {
+		return nil, nil, err
+	}
+	sent := time.Now().Add(-late)
+	answer, err := s.entered(s.minter.Token(), key, &Ask{}, sent, Answer{Verdict: HasEntry, Reading: onTime}, nil)
+	return read, answer.Reading, err
+}
+
 // SlipClock makes this process's monotonic clock appear to have stood still.
 func SlipClock(s *Redis, d time.Duration) {
 	s.ages.mu.Lock()

@@ -119,6 +119,9 @@ func (s *Redis) acquiring(names *nameWords, token Token, ask *Ask, over Token) i
 // entered takes the answer to an acquire that was sent into the ledger, and
 // returns what of it its caller is told.
 func (s *Redis) entered(token Token, key string, ask *Ask, sent time.Time, answer Answer, err error) (Answer, error) {
+	if answer.Reading != nil {
+		answer.Reading.lay(time.Since(sent), s.opts.RedisTimeout)
+	}
 	switch {
 	case err != nil && !errors.Is(err, ErrRefused):
 		s.ledger.leave(token)

@@ -28,7 +28,8 @@ type query struct {
 	mgets []*redis.StringSliceCmd
 	found []*redis.SliceCmd // the records
 	sent  time.Time
-	slips int // of the clocks, before it was sent
+	took  time.Duration // until it was settled
+	slips int           // of the clocks, before it was sent
 }
 
 // askAge says for which names a query asks for the PTTL.
@@ -196,6 +197,7 @@ func mgetAnswered(c *redis.StringSliceCmd) bool {
 // places of the names that have to be read again.
 func (q *query) settle() (again []int) {
 	now := time.Now()
+	q.took = now.Sub(q.sent)
 	ages := &q.s.ages
 	ages.check(now)
 	asked := 0
@@ -299,6 +301,7 @@ func (q *query) reading(i int, r *Reading) error {
 		}
 		if c.pttl != nil {
 			r.setLeft(pttl)
+			r.lay(q.took, q.s.manyTimeout(len(q.names)))
 		} else {
 			r.setAge(c.age)
 		}
