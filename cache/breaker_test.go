@@ -196,6 +196,38 @@ func TestFailureIsCountedBeforeItsCallersKnow(t *testing.T) {
 	})
 }
 
+// Who notices the end of a timeout late gives the call more time, once, and says so.
+func TestLateProcessIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := redistest.RunEmbeddedInMemory(t).Client()
+		var told []cache.Event
+		s, err := cache.NewRedis(client, cache.Options{Namespace: "test", BreakerFailures: 10, Observer: observing(func(e cache.Event) {
+			if e.Kind == cache.ProcessLate {
+				told = append(told, e)
+			}
+		})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const allowed = 20 * time.Millisecond
+		if n := cache.RingLate(s, allowed); n != 0 || told != nil {
+			t.Errorf("%v late: given time again %d times, told %v", allowed, n, told)
+		}
+		late := allowed + time.Millisecond
+		if n := cache.RingLate(s, late); n != 1 || len(told) != 1 || told[0].Duration != late || told[0].Node != client.Options().Addr {
+			t.Errorf("%v late: given time again %d times, told %v", late, n, told)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		_ = client.Close()
+	})
+}
+
+type observing func(cache.Event)
+
+func (o observing) Observe(e cache.Event) { o(e) }
+
 // A large script, a fork for a snapshot, an election.
 func TestBreakerSitsOutAPause(t *testing.T) {
 	for _, l := range loads {

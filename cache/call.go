@@ -83,7 +83,7 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 		case err := <-done:
 			return classify(op, err)
 		case <-timer.C:
-			if extended || !noticedLate(end) {
+			if extended || !s.noticedLate(n, end) {
 				return errTimeout
 			}
 			timer.Reset(d)
@@ -102,7 +102,12 @@ const lateness = 20 * time.Millisecond
 // noticedLate reports whether that is so. A command is given its time again then,
 // once: or a burst of callers, a machine that slept, a container that has used up its
 // share of the processor would take Redis to be away, and fetch without a lease.
-func noticedLate(end time.Time) bool {
+func (s *Redis) noticedLate(n *node, end time.Time) bool {
 	runtime.Gosched() // who is ready runs first: it may be who reads the answer
-	return time.Since(end) > lateness
+	late := time.Since(end)
+	if late <= lateness {
+		return false
+	}
+	s.observe(Event{Kind: ProcessLate, Node: n.addr, Duration: late})
+	return true
 }

@@ -47,6 +47,9 @@ const (
 	SubscriptionLost EventKind = "subscription_lost" // Node, Err
 	LivenessOff      EventKind = "liveness_off"      // Node, Err: the documented lesser mode
 	MessageDamaged   EventKind = "message_damaged"   // Node, Err
+	// ProcessLate: this process notices the end of a RedisTimeout late, by Duration, and
+	// gives the call as much again: it was frozen, or is short of processor time. Node
+	ProcessLate EventKind = "process_late"
 )
 
 // An Event is something that happened. Fields that don't apply are zero. There

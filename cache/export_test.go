@@ -104,6 +104,23 @@ func FailuresWhenSettled(s *Redis, givenUp bool) int32 {
 	return bt.failures
 }
 
+// RingLate has an alarm notice the end of its batch's time that late, twice, and
+// returns how often it gave the batch more.
+func RingLate(s *Redis, late time.Duration) (extended int) {
+	l := &lane[*failing]{s: s, n: s.topo.all()[0]}
+	a := newSender(l).set(&failing{load: newLoad(), b: l.n.breaker}, l.n.breaker.sent())
+	defer a.unhook()
+	for a.timer.Stop() {
+		a.mu.Lock()
+		a.at = time.Now().Add(-late)
+		a.mu.Unlock()
+		if a.ring(); a.Err() == nil {
+			extended++
+		}
+	}
+	return extended
+}
+
 // A failing batch is not answered.
 type failing struct {
 	load

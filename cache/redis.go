@@ -48,7 +48,7 @@ type Options struct {
 	// PUBSUB or SUBSCRIBE.
 	DisableLiveness bool
 
-	// Observer is told what happens to the connection: breaker and subscription.
+	// Observer is told of the breaker, of subscriptions, and when this process is late.
 	// Default none.
 	Observer Observer
 }

@@ -220,9 +220,12 @@ func (sn *sender[B]) set(bt B, after int32) *alarm[B] {
 // ring is called when the batch has had its time. If that is noticed late it gets as
 // much again, once.
 func (a *alarm[B]) ring() {
-	late := noticedLate(a.end())
 	a.mu.Lock()
-	extend := late && !a.extended && a.wentOff == nil
+	end, first := a.at, !a.extended && a.wentOff == nil
+	a.mu.Unlock()
+	late := first && a.l.s.noticedLate(a.l.n, end)
+	a.mu.Lock()
+	extend := late && a.wentOff == nil
 	if extend {
 		a.extended, a.at = true, time.Now().Add(a.d)
 		a.timer.Reset(a.d)

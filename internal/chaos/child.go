@@ -185,7 +185,7 @@ var told = map[cache.EventKind]bool{
 	cache.LeaseTakenOver: true, cache.LeaseLost: true, cache.FillRefused: true, cache.Unguarded: true,
 	cache.KeyQuarantined: true, cache.EntryDamaged: true, cache.MessageDamaged: true,
 	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.LivenessOff: true,
-	cache.SubscriptionUp: true, cache.SubscriptionLost: true,
+	cache.SubscriptionUp: true, cache.SubscriptionLost: true, cache.ProcessLate: true,
 }
 
 // Observe implements [cache.Observer].

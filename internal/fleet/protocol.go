@@ -153,7 +153,7 @@ var forwarded = map[cache.EventKind]bool{
 	cache.FillStored: true, cache.FillRefused: true, cache.FillTooLarge: true,
 	cache.WaitBegan: true, cache.KeyQuarantined: true, cache.Unguarded: true,
 	cache.SubscriptionUp: true, cache.SubscriptionLost: true,
-	cache.BreakerOpened: true, cache.BreakerClosed: true,
+	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.ProcessLate: true,
 }
 
 // A Span is when a call was made in the child and when it returned.
