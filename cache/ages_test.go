@@ -383,3 +383,72 @@ func TestReadOfManyIsLeftInTheMiddle(t *testing.T) {
 		}
 	})
 }
+
+// While its slot moves and after, a value is as old as it is: to readers who know
+// its age as to those who ask for it. What replaces it at the new place is young.
+func TestAgesOutliveASlotThatMoves(t *testing.T) {
+	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
+	ctx, key, name := t.Context(), "k", "test:{k}"
+	var stores []*cache.Redis
+	for range 2 {
+		s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: "test", RedisTimeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		stores = append(stores, s)
+	}
+	knows, asks := stores[0], stores[1]
+	slot, err := cluster.Slot(ctx, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	master, err := cluster.MasterFor(ctx, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.Index(cluster.Masters(), master)
+	want, begun := "first", time.Time{}
+	set := func() {
+		t.Helper()
+		begun = time.Now()
+		if err := asks.Set(ctx, key, entryOf(want, time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set()
+	begun = begun.Add(-20 * time.Minute) // so that what is old can be told from what is new
+	if err := cluster.Client().PExpire(ctx, name, time.Until(begun.Add(time.Hour))).Err(); err != nil {
+		t.Fatal(err)
+	}
+	check := func(s *cache.Redis) {
+		t.Helper()
+		r, err := s.Read(ctx, key)
+		if err != nil || string(r.Entry.Payload) != want {
+			t.Fatalf("%+v, %v; want %s", r, err, want)
+		}
+		const slack = 10 * time.Second
+		if age := time.Since(begun); r.Age < age-slack || r.Age > age+slack {
+			t.Fatalf("%s: age %v, want %v", want, r.Age, age)
+		}
+	}
+	check(knows)
+	moved := make(chan error, 1)
+	go func() { moved <- cluster.MoveSlot(ctx, slot, at, (at+1)%3) }()
+	for done := false; !done; {
+		select {
+		case err = <-moved:
+			done = true
+		default:
+		}
+		check(knows)
+		check(asks)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = "second"
+	set()
+	check(knows)
+	check(asks)
+}
