@@ -196,6 +196,34 @@ func TestFailureIsCountedBeforeItsCallersKnow(t *testing.T) {
 	})
 }
 
+// A sender's alarm is set for one batch after another: each has its time, and no
+// more, whenever the one before was sent.
+func TestEachBatchHasItsTime(t *testing.T) {
+	const timeout = time.Minute // of inBubble
+	for _, before := range []time.Duration{0, time.Second, timeout - 1, timeout, timeout + 1, 3 * timeout} {
+		inBubble(t, func(t *testing.T, s *cache.Redis, g *gate, _ *redis.Client) {
+			wantNothing := func() {
+				t.Helper()
+				if r, err := s.Read(t.Context(), "k"); err != nil || r.Found {
+					t.Fatalf("%+v, %v", r, err)
+				}
+			}
+			wantNothing()
+			time.Sleep(before)
+			for range 2 { // the second by a sender of its own
+				open := g.shut(&g.way)
+				start := time.Now()
+				_, err := s.Read(t.Context(), "k")
+				if took := time.Since(start); !errors.Is(err, cache.ErrUnavailable) || took != timeout {
+					t.Errorf("%v after another read: %v after %v", before, err, took)
+				}
+				open()
+				wantNothing()
+			}
+		})
+	}
+}
+
 // Who notices the end of a timeout late gives the call more time, once, and says so.
 func TestLateProcessIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
