@@ -153,7 +153,7 @@ func (c *call) fail(err error) {
 		c.sayEnded()
 		return
 	}
-	if r := c.failedRun(); r != nil {
+	if r := c.ownRun(err); r != nil {
 		c.stream(r)
 		return
 	}
@@ -198,16 +198,17 @@ func (c *call) fail(err error) {
 	}
 }
 
-// failedRun is this call's run if its own response says that the handler failed,
-// and no stale one could be had instead.
-func (c *call) failedRun() *run {
+// ownRun is this call's run if its client is to read it in spite of an error: its
+// response says that the handler failed, and no stale one could be had instead; or it
+// only takes longer than others are to wait.
+func (c *call) ownRun(err error) *run {
 	r := c.lastRun()
 	if r == nil {
 		return nil
 	}
 	select {
 	case <-r.committed:
-		if r.status >= 500 {
+		if r.status >= 500 || r.status != 0 && errors.Is(err, guard.ErrFetchTimeout) {
 			return r
 		}
 	default:

@@ -21,10 +21,10 @@
 // that of the request which happened to start it: put the middleware outside of
 // what looks up the user.
 //
-// A request that carries a cookie, unless [Options.Cookies] says which of them
-// matter, or credentials (Authorization and [Options.Credentials], or a client
-// certificate) does reach the handler as it is. The answer is shared only with
-// other such requests, and only if it says public or s-maxage, or, for
+// The cookies, unless [Options.Cookies] says which of them matter, and the credentials
+// (Authorization and [Options.Credentials], or a client certificate) of a request that
+// has any do reach the handler, without its other headers. The answer is shared only
+// with other such requests, and only if it says public or s-maxage, or, for
 // Authorization, what else RFC 9111 allows in section 3.5. That is decided at the
 // response's header, before anybody who waits sees a byte of it. If it may not be
 // shared, requests for that page run side by side for the next two minutes

@@ -100,7 +100,7 @@ func (r *run) response() *rfc9111.Response {
 // decide says what becomes of a response whose header is there.
 func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page, error) {
 	r := l.run
-	if r.status >= 500 && l.stale != nil && l.stale.usableOnError() {
+	if rfc9111.IsError(r.status) && l.stale != nil && l.stale.usableOnError() {
 		r.goPrivate() // if nothing stale can be served after all, the client gets this
 		return nil, &statusError{r.status}
 	}
@@ -178,10 +178,12 @@ func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passin
 	select {
 	case <-r.ended:
 	case <-r.over:
-		return c.keepPrivate(f, r, "too-large")
 	case <-ctx.Done():
 		r.timeUp()
 		return nil, context.Cause(ctx)
+	}
+	if r.tooLarge() { // and may have ended all the same
+		return c.keepPrivate(f, r, "too-large")
 	}
 	body, trailer, err := r.whole()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 // header and length.
 type passWriter struct {
 	http.ResponseWriter
+	asked    *http.Request                   // as it was before the handler had it
 	onHeader func(status int, h http.Header) // before the header is written, once
 	status   int
 	header   http.Header // as it was then
@@ -24,8 +25,8 @@ type passWriter struct {
 // pass runs the handler for this client alone, as if there were no middleware but
 // for Cache-Status.
 func (c *call) pass(w http.ResponseWriter, fwd rfc9111.Fwd, why string) *passWriter {
-	pw := &passWriter{ResponseWriter: w}
 	r := c.asked.Request
+	pw := &passWriter{ResponseWriter: w, asked: r.Clone(r.Context())}
 	pw.onHeader = func(status int, h http.Header) {
 		c.m.addVia(h, r.ProtoMajor, r.ProtoMinor)
 		c.status(h, rfc9111.Status{Fwd: fwd, Detail: why})
@@ -45,7 +46,7 @@ func (w *passWriter) run(next http.Handler, r *http.Request) {
 
 func (w *passWriter) commit(status int) {
 	w.status = status
-	w.header = w.Header().Clone()
+	w.header = canonical(w.Header())
 	w.onHeader(status, w.Header())
 }
 
@@ -117,6 +118,6 @@ func (w *passWriter) couldBeShared(c *call) bool {
 		return false
 	}
 	o := c.m.rfc(c.asked.terms, w.status)
-	d := rfc9111.Store(c.asked.Request, &rfc9111.Response{Status: w.status, Header: w.header}, o)
-	return c.withheld(&d, c.m.tagsOf(c.asked.Request, w.header)) == ""
+	d := rfc9111.Store(w.asked, &rfc9111.Response{Status: w.status, Header: w.header}, o)
+	return c.withheld(&d, c.m.tagsOf(w.asked, w.header)) == ""
 }

@@ -16,10 +16,11 @@ import (
 // before its client hears of it (RFC 9111, 4.4).
 func (c *call) otherMethod(w http.ResponseWriter) {
 	r := c.asked.Request
+	received, overTLS := asReceived(r), r.TLS != nil // before the handler has it, which may rewrite it
 	pw := &passWriter{ResponseWriter: w}
 	pw.onHeader = func(status int, h http.Header) {
 		c.m.addVia(h, r.ProtoMajor, r.ProtoMinor)
-		for _, u := range rfc9111.Invalidated(asReceived(r), r.TLS != nil, status, h) {
+		for _, u := range rfc9111.Invalidated(received, overTLS, status, canonical(h)) {
 			if err := c.m.forget(context.WithoutCancel(r.Context()), u); err != nil {
 				c.event.Err = err
 			}
@@ -31,10 +32,15 @@ func (c *call) otherMethod(w http.ResponseWriter) {
 }
 
 // asReceived is a request whose URL has no scheme and host but those of the
-// connection and of Host, by which keys are made. A client may send others.
+// connection and of Host, by which keys are made, and a mount's prefix. A client may
+// send others.
 func asReceived(r *http.Request) *http.Request {
 	r2, u := *r, *r.URL
 	u.Scheme, u.Host = "", ""
+	if path := pathOf(r); path != u.EscapedPath() {
+		u.RawPath = path
+		u.Path, _ = url.PathUnescape(path) // it was parsed before
+	}
 	r2.URL = &u
 	return &r2
 }
@@ -43,6 +49,10 @@ func asReceived(r *http.Request) *http.Request {
 // ask, whatever tells their requests apart. A run that is under way will not
 // bring it back, and a request that starts after Purge returned is not answered
 // with what was produced before.
+//
+// The URL is exact: with its query as far as it counts ([Options.Query]), and with the
+// scheme and host that this server sees or [Options.Host] says. Behind what terminates
+// TLS the scheme is http. It is no error that nothing is stored for it.
 //
 // Errors: those of [guard.Guard.Delete], and for URLs that are not http or https.
 func (m *Middleware) Purge(ctx context.Context, rawURL string) error {
@@ -118,7 +128,7 @@ func (m *Middleware) keysOf(u *url.URL) []string {
 // soft purge.
 func (m *Middleware) PurgeHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		u := scheme(r) + "://" + r.Host + r.URL.EscapedPath()
+		u := scheme(r) + "://" + r.Host + pathOf(r)
 		if r.URL.RawQuery != "" {
 			u += "?" + r.URL.RawQuery
 		}

@@ -175,7 +175,18 @@ func (m *Middleware) host(of string) string {
 }
 
 func (a *asked) target() string {
-	return target(scheme(a.Request), a.m.host(a.Host), a.URL.EscapedPath(), a.query)
+	return target(scheme(a.Request), a.m.host(a.Host), pathOf(a.Request), a.query)
+}
+
+// pathOf is the path of a page's URL. A prefix that http.StripPrefix has taken away is
+// part of it again, or what is mounted at two places would share pages.
+func pathOf(r *http.Request) string {
+	path := r.URL.EscapedPath()
+	whole, _, _ := strings.Cut(r.RequestURI, "?")
+	if len(whole) > len(path) && whole[0] == '/' && strings.HasSuffix(whole, path) {
+		return whole
+	}
+	return path
 }
 
 // Keys of the guard begin with a letter that says what is stored under them. A

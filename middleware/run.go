@@ -23,7 +23,7 @@ import (
 // kept.
 type run struct {
 	m      *Middleware
-	req    *http.Request // what the handler is given
+	req    *http.Request // what the handler is given a copy of: what it does to that decides nothing
 	call   *call         // whose client reads along
 	cancel context.CancelCauseFunc
 	timer  *time.Timer // FetchTimeout
@@ -117,7 +117,7 @@ func (r *run) serve(next http.Handler) {
 		}
 		r.end()
 	}()
-	next.ServeHTTP(r, r.req)
+	next.ServeHTTP(r, r.req.Clone(r.req.Context()))
 	returned = true
 }
 
@@ -168,7 +168,7 @@ func (r *run) WriteHeader(status int) {
 // commit takes the header as it is now. r.mu is held.
 func (r *run) commit(status int) {
 	r.status, r.headerAt = status, time.Now()
-	r.header = r.handlers.Clone()
+	r.header = canonical(r.handlers)
 	for name := range r.header {
 		if strings.HasPrefix(name, http.TrailerPrefix) {
 			delete(r.header, name)
@@ -183,6 +183,20 @@ func (r *run) commit(status int) {
 		}
 	}
 	close(r.committed)
+}
+
+// canonical is a header whose names are all spelled as the rules look for them. A
+// handler that writes to the map by itself may spell them otherwise, and net/http
+// sends that: a client takes set-cookie for Set-Cookie.
+func canonical(h http.Header) http.Header {
+	c := h.Clone()
+	for name, values := range h {
+		if name2 := http.CanonicalHeaderKey(name); name2 != name {
+			delete(c, name)
+			c[name2] = append(c[name2], values...)
+		}
+	}
+	return c
 }
 
 // Write implements [http.ResponseWriter].
@@ -376,6 +390,13 @@ func (r *run) whole() (body []byte, trailer http.Header, err error) {
 		return nil, nil, errNotWhole
 	}
 	return r.buf[:len(r.buf):len(r.buf)], r.trailer, nil
+}
+
+// tooLarge reports whether the body is longer than is kept.
+func (r *run) tooLarge() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.isOver
 }
 
 // failure is why a run ended without a header.

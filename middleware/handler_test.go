@@ -1,0 +1,187 @@
+package middleware_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+// Tests of handlers that do as they please with what they are given.
+
+// Who may share a response is decided by the request as it came. A layer further in
+// that takes Authorization away once it has read it, or what the response varies on,
+// changes a copy.
+func TestPitfall33HandlersMayTakeHeadersAway(t *testing.T) {
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		user, accepts := r.Header.Get("Authorization"), r.Header.Get("Accept-Encoding")
+		r.Header.Del("Authorization")
+		r.Header.Del("Accept-Encoding")
+		w.Header().Set("Cache-Control", "max-age=60")
+		if accepts != "" {
+			w.Header().Set("Content-Encoding", accepts)
+		}
+		w.Header().Set("Vary", "Accept-Encoding")
+		fmt.Fprintf(w, "%s for %q", accepts, user)
+	})
+	for range 2 {
+		for _, user := range []string{"alice", "bob"} {
+			s.is(s.do("/mine", "Authorization: "+user), 200, fmt.Sprintf(" for %q", user))
+			time.Sleep(10 * time.Millisecond) // until it might be stored
+		}
+	}
+	for range 3 {
+		s.is(s.do("/all", "Accept-Encoding: gzip"), 200, `gzip for ""`)
+		time.Sleep(10 * time.Millisecond)
+	}
+	s.is(s.do("/all"), 200, ` for ""`)
+}
+
+// A handler may go on changing its request when the header is out. The race
+// detector looks on.
+func TestHandlersMayChangeTheirRequestWhileItIsJudged(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, Tags: func(r *http.Request, _ http.Header) []string { return []string{r.URL.Path} }}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Vary", "X-Changed")
+		_ = http.NewResponseController(w).Flush()
+		for i := range 100 {
+			r.Header.Set("X-Changed", fmt.Sprint(i))
+			r.URL.Path += "x"
+		}
+	})
+	for i := range 20 {
+		s.is(s.do(fmt.Sprint("/", i)), 200, "")
+	}
+}
+
+// A change is of the URL that was asked for, whatever the handler makes of it.
+func TestPitfall41HandlersMayRewriteTheirURL(t *testing.T) {
+	var n atomic.Int32
+	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut {
+			n.Add(1)
+		}
+		r.Method, r.URL.Path = http.MethodGet, strings.TrimPrefix(r.URL.Path, "/api")
+		fmt.Fprint(w, n.Load())
+	})
+	s.do("/api/x")
+	s.stored("/api/x", "0")
+	s.is(s.do("PUT /api/x"), 200, "1")
+	s.is(s.do("/api/x"), 200, "1")
+}
+
+// Names that a handler spells otherwise mean the same to a client.
+func TestPitfall33HeadersMayBeSpelledOtherwise(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		name := strings.TrimPrefix(r.URL.Path, "/")
+		w.Header()[name] = append(w.Header()[name], map[string]string{"set-cookie": "sid=1", "cache-control": "private", "vary": "*"}[name])
+		fmt.Fprint(w, "mine")
+	})
+	for i, name := range []string{"set-cookie", "cache-control", "vary"} {
+		for range 2 {
+			g := s.do("/" + name)
+			s.is(g, 200, "mine")
+			if g.Header.Get(name) == "" {
+				t.Errorf("%s was not sent: %v", name, g.Header)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		s.ran(2 * (i + 1))
+	}
+}
+
+// What is mounted at two places is two pages, and is purged by the URLs that
+// clients see.
+func TestMountsShareNoPages(t *testing.T) {
+	m, err := middleware.New(newStore(t), middleware.Options{TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	var n atomic.Int32
+	mux := http.NewServeMux()
+	for _, mount := range []string{"/public", "/admin"} {
+		mux.Handle(mount+"/", http.StripPrefix(mount, m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(w, "%d at %s%s", n.Add(1), mount, r.URL.EscapedPath())
+		}))))
+	}
+	is := func(what, want string) {
+		t.Helper()
+		method, target, _ := strings.Cut(what, " ")
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(method, target, nil))
+		if w.Body.String() != want {
+			t.Errorf("%s: %s, want %s", what, w.Body, want)
+		}
+		time.Sleep(10 * time.Millisecond) // until it is stored
+	}
+	is("GET /admin/x%2Fy?q=1", "1 at /admin/x%2Fy")
+	is("GET /public/x%2Fy?q=1", "2 at /public/x%2Fy")
+	is("GET /admin/x%2Fy?q=1", "1 at /admin/x%2Fy")
+	is("PUT /admin/x%2Fy?q=1", "3 at /admin/x%2Fy")
+	is("GET /admin/x%2Fy?q=1", "4 at /admin/x%2Fy")
+	is("GET /public/x%2Fy?q=1", "2 at /public/x%2Fy")
+	if err := m.Purge(t.Context(), "http://example.com/public/x%2Fy?q=1"); err != nil {
+		t.Fatal(err)
+	}
+	is("GET /public/x%2Fy?q=1", "5 at /public/x%2Fy")
+	is("GET /admin/x%2Fy?q=1", "4 at /admin/x%2Fy")
+}
+
+// A body over MaxBody that is written in one go ends as soon as it is too large.
+// Who waits runs the handler for themselves, and who asked for a part gets the whole.
+func TestPitfall37BodiesAreTooLargeAtTheirEnd(t *testing.T) {
+	body := strings.Repeat("x", 100)
+	s := open(t, middleware.Options{MaxBody: 10, TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		time.Sleep(time.Millisecond)
+		fmt.Fprint(w, body)
+	})
+	for i := range 20 {
+		for _, g := range s.together(4, fmt.Sprint("/", i)) {
+			s.is(g, 200, body)
+		}
+		s.is(s.do(fmt.Sprint("/part/", i), "Range: bytes=0-3"), 200, body)
+	}
+}
+
+// A client that asked for a part of what takes longer than FetchTimeout reads on, as
+// others do.
+func TestSlowBodyGoesOnForWhoAskedForAPart(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute, FetchTimeout: 100 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+		for range 6 {
+			fmt.Fprint(w, "part ")
+			_ = http.NewResponseController(w).Flush()
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	s.is(s.do("/", "Range: bytes=0-1"), 200, strings.Repeat("part ", 6))
+	s.ran(1)
+}
+
+// A stale response stands in for the errors that RFC 5861 speaks of, and for no
+// others.
+func TestStaleStandsInForNoOtherErrors(t *testing.T) {
+	for status, want := range map[int]int{500: 200, 501: 501, 502: 200, 503: 200, 504: 200, 505: 505, 507: 507} {
+		var failing atomic.Bool
+		s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+			if failing.Load() {
+				w.WriteHeader(status)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
+			fmt.Fprint(w, "good")
+		})
+		s.do("/")
+		s.stored("/", "good")
+		failing.Store(true)
+		time.Sleep(1100 * time.Millisecond)
+		if g := s.do("/"); g.StatusCode != want {
+			t.Errorf("%d: answered %d, want %d; %s", status, g.StatusCode, want, g.status())
+		}
+	}
+}
