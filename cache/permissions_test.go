@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -183,4 +184,45 @@ func TestStoreStartsWithoutRedisAndGoesToWorkWhenItComes(t *testing.T) {
 	}
 	eventually(t, func() bool { _, err := s.Read(context.Background(), "k"); return err == nil })
 	works(t, s)
+}
+
+// A full Redis is one that a deployment may meet: what is stored can be read, and
+// what isn't can't be stored, until it has room.
+func TestStoreStartsOnAFullRedis(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	admin := server.Client()
+	limit := func(bytes string) {
+		t.Helper()
+		if err := admin.ConfigSet(t.Context(), "maxmemory", bytes).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit("1")
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "app"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Set(t.Context(), "k", entryOf("v", time.Minute)); !errors.Is(err, cache.ErrRefused) {
+		t.Errorf("while it is full: %v", err)
+	}
+	limit("0")
+	works(t, s)
+}
+
+// Whom Redis turns away is told that, and not to grant commands.
+func TestClientThatIsTurnedAwayIsToldSo(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	for name, change := range map[string]func(*redis.Options){
+		"password": func(o *redis.Options) { o.Username, o.Password = "nobody", "wrong" },
+		"database": func(o *redis.Options) { o.DB = 99 },
+	} {
+		o := server.Options()
+		change(o)
+		client := redis.NewClient(o)
+		_, err := cache.NewRedis(client, cache.Options{Namespace: "app"})
+		if !errors.Is(err, cache.ErrRefused) || !strings.Contains(err.Error(), "check its Username, Password and DB") {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = client.Close()
+	}
 }

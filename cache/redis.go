@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -128,8 +130,8 @@ var _ Store = (*Redis)(nil)
 // All commands must reach primaries, so a client that reads from replicas or
 // from a client-side cache is refused, and so is a [redis.Ring]. A Redis user
 // that may not run scripts or use the namespace's keys is told so at once. A
-// Redis that can't be reached is no error: the store starts with its breaker
-// open and goes to work when Redis answers.
+// Redis that can't be reached, or that is full, is no error: the store goes to work
+// when Redis does.
 //
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
@@ -385,9 +387,18 @@ func (s *Redis) publish() any {
 	return "PUBLISH"
 }
 
+// probeFailed is what NewRedis says of a failed probe. A Redis that is full, or can't
+// save, may be asked for what is stored and will take more one day: it is no reason
+// not to start.
 func (s *Redis) probeFailed(err error) error {
-	if errors.Is(err, ErrRefused) {
-		return fmt.Errorf("cache: NewRedis: this Redis user can't do what the store needs (see NewRedis for the list of commands, keys and channels to grant): %w", err)
+	says := func(words ...string) bool { // in a script it is within another error
+		return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(err.Error(), word) })
 	}
-	return nil
+	switch {
+	case !errors.Is(err, ErrRefused), says("OOM ", "MISCONF "):
+		return nil
+	case says("NOAUTH ", "WRONGPASS ", "DB index"):
+		return fmt.Errorf("cache: NewRedis: Redis turns the client away: check its Username, Password and DB: %w", err)
+	}
+	return fmt.Errorf("cache: NewRedis: this Redis user can't do what the store needs (see NewRedis for the list of commands, keys and channels to grant): %w", err)
 }

@@ -22,7 +22,8 @@ var (
 	ErrMiss = errors.New("guard: nothing stored")
 	// ErrUnavailable: the store can't be reached, or refuses (it wraps
 	// cache.ErrUnavailable or cache.ErrRefused, which tell), and the policy is
-	// FailClosed; or a Set, Delete, Expire, Reset or Peek failed for that reason.
+	// FailClosed; or a Set, Delete, Expire, DeleteTag, ExpireTag, Reset or Peek failed
+	// for that reason.
 	ErrUnavailable = errors.New("guard: store unavailable")
 	// ErrQuarantined: so many processes died fetching this key that nobody may
 	// for a while ([Policy.MaxAttempts], [Policy.Quarantine]).
@@ -41,6 +42,8 @@ var (
 	ErrClosed = errors.New("guard: closed")
 	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
 	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")
+
+	errNoFetch = errors.New("guard: the fetch is nil; to look without fetching there is Peek")
 )
 
 // A PanicError is what callers in the process get whose fetch panicked; those in

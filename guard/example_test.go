@@ -7,8 +7,10 @@ import (
 	"log"
 	"log/slog"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,35 +47,41 @@ func exampleStore() *cache.Memory {
 
 // The program of the README: TestReadmeShowsTheExample compares the two.
 func Example() {
-	addr, stop := exampleRedis()
-	defer stop()
+	addr, stopRedis := exampleRedis()
+	defer stopRedis()
 
 	rdb := redis.NewClient(&redis.Options{Addr: addr})
 	defer rdb.Close()
 
-	store, err := cache.NewRedis(rdb, cache.Options{Namespace: "shop"})
+	warn := guard.LogObserver(slog.Default()) // says so if Redis is away: then each process fetches for itself
+	store, err := cache.NewRedis(rdb, cache.Options{Namespace: "shop", Observer: warn})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer store.Close()
 
 	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{
-		TTL:   time.Minute, // fresh for
-		Stale: time.Hour,   // then served while one process refreshes it, or while the vendor fails
+		TTL:      time.Minute, // fresh for
+		Stale:    time.Hour,   // then served while one process refreshes it, or while the vendor fails
+		Observer: warn,
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer quotes.Close()
 
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop() // so that what is deferred runs: a process that just ends looks like one that died
+
 	askVendor := func(ctx context.Context) (Quote, error) {
 		fmt.Println("asking the vendor")
 		return Quote{Pair: "EURUSD", Price: 1.0842}, nil
 	}
 	for range 3 {
-		q, err := quotes.Get(context.Background(), "EURUSD", askVendor)
+		q, err := quotes.Get(ctx, "EURUSD", askVendor)
 		if err != nil {
-			log.Fatal(err)
+			log.Print(err)
+			return
 		}
 		fmt.Println(q.Pair, q.Price)
 	}

@@ -33,6 +33,9 @@ import (
 // Events and Stats count each key: a fetch of ten keys is ten fetches that
 // started and ended together.
 func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx context.Context, keys []string) (map[string]V, error)) (map[string]V, error) {
+	if fetch == nil {
+		return map[string]V{}, errNoFetch
+	}
 	values := make(map[string]V, len(keys))
 	if len(keys) == 0 {
 		return values, nil

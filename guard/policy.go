@@ -48,8 +48,8 @@ const (
 // to be had. The zero value of each field but TTL means its default. Durations
 // are honoured to the millisecond.
 type Policy struct {
-	// TTL is how long a value is fresh: at least 1 ms, required. TTL and Stale
-	// together are at most [cache.MaxTTL], 49 days.
+	// TTL is how long a value is fresh: at least 1 ms, required. Together with Stale
+	// or StaleIfError it is at most [cache.MaxTTL], 49 days.
 	TTL time.Duration
 
 	// Stale is how long after its TTL a value is still served, at once, while one
@@ -81,9 +81,10 @@ type Policy struct {
 	// Near is the near cache. Default none.
 	Near Near
 
-	// Clone, a func(V) V, copies a near value for each caller, for callers who
-	// change what they get. Default none: values are shared, treat them as
-	// read-only.
+	// Clone, a func(V) V, copies each value for each caller, for callers who change
+	// what they get: near values, and those that several have waited for. It is called
+	// for the zero value too, and its panics are the caller's. Default none: values are
+	// shared, treat them as read-only.
 	Clone any
 
 	// Beta scales how early, before its TTL ends, a value that is in use is
@@ -91,8 +92,8 @@ type Policy struct {
 	// fetch took, times Beta. Default 1; NoEarlyRefresh waits for the TTL.
 	Beta float64
 
-	// Negative is how long ErrNotFound is cached, TTL at the most. Default 5 s; Off
-	// doesn't cache it.
+	// Negative is how long ErrNotFound is cached; what is longer than TTL is cut to
+	// it. Default 5 s, or TTL; Off doesn't cache it.
 	Negative time.Duration
 
 	// Bypass is how long a key whose value was private ([Fill.Private]) or over
@@ -163,8 +164,9 @@ type Policy struct {
 	// for MaxBudgetWait, else get an [*ExhaustedError]. Default none.
 	Budget Budget `json:"-"`
 
-	// Cost is what a fetch is estimated to cost, in the budget's units; the fetch
-	// corrects it ([Fill.Cost]). Default 1.
+	// Cost is what a call of the fetch is estimated to cost, in the budget's units,
+	// whether it is for one key or for many (GetMany); Load's corrects it
+	// ([Fill.Cost]). Default 1.
 	Cost int
 
 	// MaxBudgetWait is how long a fetch that callers wait for waits for its budget,
@@ -245,7 +247,9 @@ func (p Policy) validate() error {
 	}
 	atLeast("TTL", p.TTL, time.Millisecond)
 	atLeast("Stale", p.Stale, 0)
-	atLeast("StaleIfError", p.StaleIfError, p.Stale)
+	if p.StaleIfError < p.Stale {
+		bad("StaleIfError is %v, must be at least Stale (%v): what may be served while it is refreshed may be served if that fails", p.StaleIfError, p.Stale)
+	}
 	if p.Negative != Off {
 		atLeast("Negative", p.Negative, time.Millisecond)
 	}
@@ -270,7 +274,7 @@ func (p Policy) validate() error {
 		"Negative": p.Negative, "Bypass": p.Bypass, "Quarantine": p.Quarantine, "MaxErrorPause": p.MaxErrorPause, "MaxBudgetWait": p.MaxBudgetWait,
 	} {
 		if d > cache.MaxTTL {
-			bad("%s is %v, can be at most %v", name, d, cache.MaxTTL)
+			bad("%s is %v, can be at most 49 days (%v)", name, d, cache.MaxTTL)
 		}
 	}
 	if err := checkTags(p.Tags); err != nil {

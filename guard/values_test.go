@@ -531,3 +531,22 @@ func TestForeignBytesAreAMissAndAreOverwritten(t *testing.T) {
 		get(w, fleet[1], "list", never)
 	})
 }
+
+// A fetch that is nil is a mistake, also where a hit would hide it.
+func TestNilFetchIsRefused(t *testing.T) {
+	inMemory(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		must(w, g.Set(w.Context(), "k", "v"))
+		for name, call := range map[string]func() error{
+			"Get":     func() error { _, err := g.Get(w.Context(), "k", nil); return err },
+			"Load":    func() error { _, err := g.Load(w.Context(), "k", nil); return err },
+			"Refresh": func() error { _, err := g.Refresh(w.Context(), "k", nil); return err },
+			"Reload":  func() error { _, err := g.Reload(w.Context(), "k", nil); return err },
+			"GetMany": func() error { _, err := g.GetMany(w.Context(), []string{"k"}, nil); return err },
+		} {
+			if err := call(); err == nil || !strings.Contains(err.Error(), "the fetch is nil") {
+				w.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
