@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -81,16 +82,22 @@ func (b *breaker) arm() {
 	b.opened.Store(&c)
 }
 
-// probeUntilAnswered ends when the node answers or its context does.
+// probeUntilAnswered ends when the node answers or its context does. One that answers
+// by a refusal, as it has come back with another password, has that told once.
 func (b *breaker) probeUntilAnswered() {
-	wait := firstProbe
+	wait, told := firstProbe, ""
 	for {
 		jittered := wait + time.Duration(rand.Int64N(int64(wait/4)))
 		if sleep(b.ctx, jittered) != nil {
 			return
 		}
-		if b.probe(b.ctx) == nil {
+		err := b.probe(b.ctx)
+		if err == nil {
 			break
+		}
+		if errors.Is(err, ErrRefused) && err.Error() != told {
+			told = err.Error()
+			b.changed(true, time.Since(b.since), err)
 		}
 		wait = min(wait*3/2, lastProbe)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -299,4 +300,40 @@ func TestReadManyIsToldWhenTheBreakerOpens(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second) // until the client has given up, too
 	})
+}
+
+// A Redis that comes back and turns everybody away isn't silent: why the breaker stays
+// open is told, once.
+func TestBreakerTellsWhyItStaysOpen(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	told := make(chan cache.Event, 100)
+	s, err := cache.NewRedis(asUser(t, server, "~*", "&*", "+@all"), cache.Options{Namespace: "test", Observer: observing(func(e cache.Event) {
+		if e.Kind == cache.BreakerOpened || e.Kind == cache.BreakerClosed {
+			told <- e
+		}
+	})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		_, _ = s.Read(t.Context(), "k")
+	}
+	if e := <-told; e.Kind != cache.BreakerOpened || e.Duration != 0 {
+		t.Fatalf("%+v", e)
+	}
+	if err := server.Restart(t.Context()); err != nil { // it has forgotten the user
+		t.Fatal(err)
+	}
+	if e := <-told; e.Kind != cache.BreakerOpened || e.Duration == 0 || !strings.Contains(fmt.Sprint(e.Err), "WRONGPASS") {
+		t.Errorf("%+v", e)
+	}
+	select {
+	case e := <-told:
+		t.Errorf("and then %+v", e)
+	case <-time.After(3 * time.Second):
+	}
 }

@@ -41,7 +41,7 @@ const (
 
 // What a store reports.
 const (
-	BreakerOpened    EventKind = "breaker_opened"    // Node, Err
+	BreakerOpened    EventKind = "breaker_opened"    // Node, Err; Duration if it is open and its probes are refused now
 	BreakerClosed    EventKind = "breaker_closed"    // Node, Duration it was open
 	SubscriptionUp   EventKind = "subscription_up"   // Node
 	SubscriptionLost EventKind = "subscription_lost" // Node, Err
