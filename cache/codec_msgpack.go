@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -21,12 +22,12 @@ import (
 //   - A number in an any comes back with the type of its encoding: int(5) as int8.
 //   - Nil maps, slices and pointers stay nil, empty ones stay empty.
 //
-// Three things are refused, by Marshal already, so that nothing is stored that
-// can't be read: values nested deeper than 10,000, strings interned with the
-// tag option intern, and structs that embed a pointer to a struct (tag it
-// `msgpack:",noinline"`, give it a name, or use [JSON]). The library decodes the
-// last with the help of a goroutine that never ends. A value that refers to
-// itself must not be stored.
+// Some things are refused, by Marshal already, so that nothing is stored that
+// can't be read: channels, functions, structs without any exported field, values
+// nested deeper than 10,000, strings interned with the tag option intern, and
+// structs that embed a pointer to a struct (tag it `msgpack:",noinline"`, give it a
+// name, or use [JSON]). The library decodes the last with the help of a goroutine
+// that never ends. A value that refers to itself must not be stored.
 //
 // Decoding bytes that are damaged, or made to harm, costs memory in proportion
 // to their number: the library itself believes an array's length before it has
@@ -136,7 +137,7 @@ func decodable(t reflect.Type) error {
 		err, _ := known.(error)
 		return err
 	}
-	err := findEmbeddedPointer(t, map[reflect.Type]bool{})
+	err := errors.Join(findEmbeddedPointer(t, map[reflect.Type]bool{}), findNothing(t))
 	decodableTypes.Store(t, err)
 	return err
 }
@@ -161,6 +162,32 @@ func findEmbeddedPointer(t reflect.Type, visited map[reflect.Type]bool) error {
 			errs = append(errs, checkField(t, f, visited))
 		}
 		return errors.Join(errs...)
+	}
+	return nil
+}
+
+// findNothing reports that nothing would be stored of values of type t, or of what
+// they are made of.
+func findNothing(t reflect.Type) error {
+	const deep = 8 // a type may be a slice of itself
+	for range deep {
+		if decodesItself(t) {
+			return nil
+		}
+		switch t.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+			t = t.Elem()
+			continue
+		case reflect.Chan, reflect.Func, reflect.UnsafePointer:
+			return fmt.Errorf("cache: MsgPack can't store a %v", t)
+		case reflect.Struct:
+			fields := reflect.VisibleFields(t)
+			stored := func(f reflect.StructField) bool { return f.IsExported() || f.Anonymous }
+			if len(fields) > 0 && !slices.ContainsFunc(fields, stored) {
+				return fmt.Errorf("cache: MsgPack would store nothing of %v, which has no exported fields; export them, or use a codec of your own", t)
+			}
+		}
+		return nil
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -57,6 +58,11 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 	codec := policy.Codec
 	if codec == nil {
 		codec = cache.CodecFor[V]()
+	}
+	if _, ok := codec.(cache.MsgPack); ok { // which looks at the type before the bytes
+		if err := codec.Unmarshal(nil, new(V)); err != nil && !errors.Is(err, cache.ErrDamaged) {
+			return nil, fmt.Errorf("guard: New: values of type %v can't be stored: %w", reflect.TypeFor[V](), err)
+		}
 	}
 	e := newEngine(store, name, policy, coderOf[V]{codec}, codec)
 	if tagsOf != nil {

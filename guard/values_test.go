@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/big"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -549,4 +550,45 @@ func TestNilFetchIsRefused(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A type of which nothing would be stored is refused before there are values.
+func TestTypesThatCantBeStoredAreRefused(t *testing.T) {
+	type hidden struct{ n int }
+	type itself []itself
+	type shown struct {
+		hidden
+		N int
+	}
+	_ = shown{hidden: hidden{n: 1}} // the linter wants them used
+	inMemory(t, func(w *world) {
+		store := w.open()
+		refused := func(err error) {
+			w.Helper()
+			if err == nil || !strings.Contains(err.Error(), "can't be stored") {
+				w.Errorf("got %v", err)
+			}
+		}
+		refused(opens[chan int](store))
+		refused(opens[func()](store))
+		refused(opens[hidden](store))
+		refused(opens[map[string][]*hidden](store))
+		must(w, opens[shown](store))
+		must(w, opens[struct{}](store))
+		must(w, opens[itself](store))
+		must(w, opens[time.Time](store))
+		must(w, opens[*big.Int](store))
+		must(w, opens[any](store))
+		must(w, opens[error](store))
+		must(w, opens[map[string]any](store))
+	})
+}
+
+// opens opens a guard of some type, and closes it.
+func opens[V any](store cache.Store) error {
+	g, err := guard.New[V](store, "g", policy())
+	if err == nil {
+		err = g.Close()
+	}
+	return err
 }
