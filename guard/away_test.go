@@ -262,6 +262,40 @@ func TestUnguardedFetchesAreSharedAndBounded(t *testing.T) {
 	})
 }
 
+// What says of its value that it is private still shares its failure: fetches that
+// each sharer makes for itself have no bound.
+func TestFailureOfAPrivateUnguardedFetchIsShared(t *testing.T) {
+	faulty(t, policy(), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.cut()
+		for range 10 {
+			get(w, g, "warm-up", (&origin{}).fetch)
+		}
+		down := errors.New("down")
+		for _, answer := range []error{nil, guard.ErrNotFound, down} {
+			var fetches atomic.Int32
+			var wg sync.WaitGroup
+			for range 10 {
+				wg.Go(func() {
+					_, err := g.Load(context.Background(), fmt.Sprint(answer), func(_ context.Context, f *guard.Fill[string]) (string, error) {
+						fetches.Add(1)
+						time.Sleep(100 * time.Millisecond)
+						f.Private = true
+						return "v", answer
+					})
+					if !errors.Is(err, answer) {
+						w.Errorf("%v: got %v", answer, err)
+					}
+				})
+			}
+			wg.Wait()
+			// Callers that come after a fetch has started share the next.
+			if n := fetches.Load(); answer == down && n > 2 || answer != down && n != 10 {
+				w.Errorf("%v: %d fetches for 10 callers", answer, n)
+			}
+		}
+	})
+}
+
 func TestChangeThatWasNotAnsweredSaysThatItMayStillHappen(t *testing.T) {
 	faulty(t, policy(), cache.Options{BreakerFailures: 4}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.blackHole.Store(true)

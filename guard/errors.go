@@ -9,7 +9,7 @@ import (
 // What a fetch may answer besides a value and errors of its own.
 var (
 	// ErrNotFound, returned by a fetch, is cached for [Policy.Negative]; callers
-	// get it too, in every process.
+	// get it too, in every process, unless the fetch set [Fill.Private].
 	ErrNotFound = errors.New("guard: not found")
 	// ErrNotModified, returned by a fetch that was given a stale value
 	// ([Fill.Stale]), says that this value is good for another TTL.

@@ -196,6 +196,8 @@ func (p *pursuit) ending(lease *cache.Lease, start uint64, r *fetched) ending {
 		// release the lease strikes its attempt from the record, and frees the key
 		// if the loss was believed too early.
 		return released(goRound())
+	case errors.Is(r.err, ErrNotFound) && r.fill.private:
+		return p.fill(lease, start, p.entryOf(r), r, &outcome{err: r.err, private: true})
 	case errors.Is(r.err, ErrNotFound) && p.policy.Negative != Off:
 		entry := &cache.Entry{Kind: cache.Negative, TTL: p.policy.Negative, FreshFor: p.policy.Negative}
 		return p.fill(lease, start, entry, r, &outcome{err: r.err})
@@ -287,11 +289,15 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 	return r.entry
 }
 
-// renew stores the stale value for another TTL, as the upstream said it is good.
+// renew stores the stale value for another TTL, as the upstream said it is good:
+// unless it is private from now on.
 func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
 	f := &r.fill
 	if f.staleReading == nil {
 		return p.fail(lease, start, r.took, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
+	}
+	if f.private {
+		return p.fill(lease, start, p.entryOf(r), r, &outcome{value: f.stale, source: Fetched, private: true})
 	}
 	old := f.staleReading.Entry
 	tags := slices.Concat(p.storeTags(f.tags), old.Tags)
@@ -380,10 +386,12 @@ func (p *pursuit) fetchedHere(r *fetched, f *fill, start uint64, source Source) 
 	if errors.Is(r.err, errNotWanted) {
 		return goRound()
 	}
-	o := &outcome{value: r.value, err: r.err, source: source, moment: start, private: r.fill.private}
+	o := &outcome{value: r.value, err: r.err, source: source, moment: start}
 	if errors.Is(r.err, ErrNotModified) && f.stale != nil {
 		o.value, o.err = f.stale, nil
 	}
+	// A failure is nobody's secret, and each sharer would repeat it.
+	o.private = r.fill.private && (o.err == nil || errors.Is(o.err, ErrNotFound))
 	return o
 }
 

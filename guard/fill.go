@@ -36,7 +36,8 @@ type Fill[V any] struct {
 	// Private keeps the value for the caller that fetched it. For Policy.Bypass,
 	// all callers of the key then fetch for themselves, side by side; their fetches
 	// find it preset to true, and TTL to what is left of that time; to zero where
-	// that isn't known.
+	// that isn't known. So it is with ErrNotModified, for the stale value, and with
+	// ErrNotFound, which isn't cached then. Any other error is for all who wait.
 	Private bool
 	// Tags are what the value can be deleted by, together with all others that
 	// carry the tag: [Guard.DeleteTag]. Preset from the policy; append to them. At

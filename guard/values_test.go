@@ -83,6 +83,56 @@ func TestPrivateValueStaysWithItsCaller(t *testing.T) {
 	})
 }
 
+func TestPrivateAnswerWithoutAValueStaysWithItsCaller(t *testing.T) {
+	for name, test := range map[string]struct {
+		err      error
+		negative time.Duration
+		value    string // the caller's whose fetch it is
+		wantErr  error
+	}{
+		"not modified":            {err: guard.ErrNotModified, value: "old"},
+		"not found":               {err: guard.ErrNotFound, wantErr: guard.ErrNotFound},
+		"not found, never cached": {err: guard.ErrNotFound, negative: guard.Off, wantErr: guard.ErrNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Negative, p.StaleIfError = test.negative, time.Hour }))
+				must(w, fleet[0].Set(w.Context(), "k", "old"))
+				time.Sleep(2 * time.Minute)
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					r, err := fleet[0].Load(context.Background(), "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+						time.Sleep(time.Second)
+						f.Private = true
+						return "", test.err
+					})
+					if r.Value != test.value || r.Stored || !errors.Is(err, test.wantErr) {
+						w.Errorf("the caller that fetched got %+v, %v", r, err)
+					}
+				})
+				time.Sleep(time.Millisecond)
+				other := func(i int) {
+					r, err := fleet[i%2].Load(context.Background(), "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+						if !f.Private {
+							w.Error("another caller's fetch was not told that the key is private")
+						}
+						return "mine", nil
+					})
+					if r.Value != "mine" || err != nil {
+						w.Errorf("another caller got %+v, %v", r, err)
+					}
+				}
+				for i := range 4 { // who wait
+					wg.Go(func() { other(i) })
+				}
+				wg.Wait()
+				other(0)
+				other(1)
+			})
+		})
+	}
+}
+
 // pitfall 16
 func TestFetchUnderWayDoesNotUndoADelete(t *testing.T) {
 	for name, change := range map[string]func(*guard.Guard[string]) error{
