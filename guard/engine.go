@@ -86,6 +86,9 @@ func (e *engine) pursue(c call) *outcome {
 	)
 	defer waited.stop()
 	defer soft.stop()
+	if c.force {
+		num = e.tick() // before it reads: what is stored later is new to it
+	}
 	var t ticket // of the first round: what is accepted in a later one may rest on a command as old
 	if e.near != nil {
 		t = e.near.ticket(c.key)

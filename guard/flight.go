@@ -39,6 +39,7 @@ type pursuit struct {
 	moment     uint64 // when the last acquire, or read, was sent
 	sent       time.Time
 	heldMoment uint64 // when the acquire was sent that was last answered "held"
+	unseen     uint64 // when the last command was sent that didn't show what is stored now
 	unwatched  time.Time
 	suspicious bool // the last answer was "quarantined"
 	asked      bool // for the lease, once at least
@@ -53,6 +54,7 @@ type pursuit struct {
 func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) *pursuit {
 	p := e.pursuitOn(e.flightContext(fs, c.ctx), fs, c, r)
 	p.f = f
+	p.unseen = f.first + 1 // its first caller read later
 	return p
 }
 
@@ -256,9 +258,13 @@ func (p *pursuit) stored(r *cache.Reading) *outcome {
 	o := p.judge(read{reading: r}, p.call)
 	if o.then == fetch {
 		p.lend(r)
+		p.unseen = p.moment
 		return nil
 	}
 	o.moment = p.moment
+	if p.call.force {
+		o.moment = p.unseen // who came later wants what wasn't stored yet when they came
+	}
 	if p.watch != nil && o.stored && o.source == FromRedis {
 		o.source = Waited
 	}
@@ -282,7 +288,7 @@ func (p *pursuit) quarantined(left time.Duration) *outcome {
 
 // held takes note of whose the lease is.
 func (p *pursuit) held(a *cache.Answer) {
-	p.heldMoment = p.moment
+	p.heldMoment, p.unseen = p.moment, p.moment
 	if a.Holder != p.ask.LastHeld {
 		p.unwatched = time.Time{}
 		p.observe(Event{Kind: cache.LeaseHeld, Key: p.call.key, Token: a.Holder, Duration: a.TTL})

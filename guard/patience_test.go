@@ -3,10 +3,12 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 )
 
@@ -167,6 +169,48 @@ func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
 		}
 		o.fetched(w, 2)
 	})
+}
+
+// unwoken hears no wake-ups: who waits has to look.
+type unwoken struct{ cache.Store }
+
+func (unwoken) Watch(string) *cache.Watch { return cache.NewWatch(func() {}) }
+
+func TestRefreshIsNotGivenWhatWasOverWhenItWasCalled(t *testing.T) {
+	for _, what := range []string{"a fetch", "a Set"} {
+		t.Run(what, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				here, there := w.guard(unwoken{w.open()}, policy()), w.guard(w.open(), policy())
+				must(w, there.Set(w.Context(), "k", "old"))
+				time.Sleep(time.Second)
+				fetched := make(chan error, 1)
+				go func() {
+					o := &origin{takes: 5 * time.Second, answer: func(context.Context, int) (string, error) { return "new", nil }}
+					_, err := there.Refresh(context.Background(), "k", o.fetch)
+					fetched <- err
+				}()
+				time.Sleep(time.Second)
+				var wg sync.WaitGroup
+				refresh := func(want string) {
+					wg.Go(func() {
+						v, err := here.Refresh(context.Background(), "k", func(context.Context) (string, error) { return "newer", nil })
+						if v != want || err != nil {
+							w.Errorf("got %q, %v, want %q", v, err, want)
+						}
+					})
+				}
+				refresh("new") // waits for the other's fetch
+				time.Sleep(time.Second)
+				if what == "a Set" {
+					must(w, there.Set(w.Context(), "k", "new"))
+				} else {
+					must(w, <-fetched)
+				}
+				refresh("newer") // joins who waits and hasn't looked since
+				wg.Wait()
+			})
+		})
+	}
 }
 
 func TestStatsCountWhatHappened(t *testing.T) {
