@@ -257,17 +257,17 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 		return &outcome{err: ErrClosed}
 	}
 	defer s.fs.leave(f, s.num)
-	superseded := f.superseded
+	var superseded <-chan struct{} = f.superseded
 	for {
 		select {
 		case res := <-result:
 			f.borrow(s.num, rd)
 			return res.Val.(*outcome).forCaller(s.num, first)
 		case <-superseded:
-			if o := s.fs.sentOff(f, s.num); o != nil {
+			var o *outcome
+			if o, superseded = s.fs.sentOff(f, s.num); o != nil {
 				return o
 			}
-			superseded = nil
 		case <-s.ctx.Done():
 			return &outcome{err: context.Cause(s.ctx)}
 		case <-soft.over():

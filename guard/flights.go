@@ -39,6 +39,7 @@ type flight struct {
 	before, after int           // callers who may have the fetch's result whatever happens, and others
 	fetchMoment   uint64        // when the fetch started; 0: none has
 	unwanted      chan struct{} // nil: it has its lease. Closed: it lost it, and nobody can use its result
+	gone          chan struct{} // superseded, for those who stay when that is closed
 	exited        bool          // its goroutine was ended: there will be no result
 	firstLeft     bool
 }
@@ -117,7 +118,9 @@ func (fs *flights) end(key string, f *flight, exited bool) {
 	defer fs.mu.Unlock()
 	if exited {
 		f.exited = true
-		if f.unwanted == nil {
+		if f.gone != nil {
+			close(f.gone)
+		} else {
 			close(f.superseded)
 		}
 	}
@@ -139,7 +142,7 @@ func (fs *flights) supersede(key string, f *flight) (unwanted <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	fs.takeOut(key, f)
-	f.unwanted = make(chan struct{})
+	f.unwanted, f.gone = make(chan struct{}), make(chan struct{})
 	close(f.superseded)
 	f.checkWanted()
 	return f.unwanted
@@ -178,17 +181,17 @@ func (fs *flights) deserted(f *flight) bool {
 }
 
 // sentOff is where a flight that was superseded leaves a caller: nil if the caller
-// may still have its result.
-func (fs *flights) sentOff(f *flight, num uint64) *outcome {
+// may still have its result, and then gone is closed if there will be none.
+func (fs *flights) sentOff(f *flight, num uint64) (o *outcome, gone <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	switch {
 	case f.exited:
-		return &outcome{err: ErrGoexit}
+		return &outcome{err: ErrGoexit}, nil
 	case num < f.fetchMoment:
-		return nil
+		return nil, f.gone
 	}
-	return goRound()
+	return goRound(), nil
 }
 
 // close lets nobody in any more.

@@ -113,7 +113,7 @@ func (m *many) share(fs *flights, ws []*wanted, num uint64, waited, soft *patien
 // await waits for one flight, ws being those that are still waited for. The
 // others are as good as waited for meanwhile: all are needed in the end.
 func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, soft *patience) *outcome {
-	superseded := w.f.superseded
+	var superseded <-chan struct{} = w.f.superseded
 	for {
 		select {
 		case res := <-w.result:
@@ -134,10 +134,10 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 		case res := <-w.result:
 			return res.Val.(*outcome).forCaller(num, w.m != nil)
 		case <-superseded:
-			if o := fs.sentOff(w.f, num); o != nil {
+			var o *outcome
+			if o, superseded = fs.sentOff(w.f, num); o != nil {
 				return o
 			}
-			superseded = nil
 		case <-m.ctx.Done():
 			return &outcome{err: context.Cause(m.ctx)}
 		case <-soft.over():

@@ -261,6 +261,39 @@ func TestGoexitInAnObserverIsAnErrorAndLeavesTheKeyUsable(t *testing.T) {
 	})
 }
 
+func TestGoexitInAnObserverIsAnErrorForThoseWhoStayedWhenTheLeaseWasLost(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		elsewhere := w.open()
+		for _, kind := range []cache.EventKind{cache.LeaseLost, cache.FetchDone} {
+			key := string(kind)
+			bad := w.fleet(1, policy(func(p *guard.Policy) { p.Observer = exitsAt{kind} }))[0]
+			a, err := elsewhere.Acquire(ctx, "g:"+key, cache.Ask{TTL: 10 * time.Second, RenewFor: 10 * time.Second, Window: time.Minute})
+			must(w, err)
+			o := &origin{takes: time.Second}
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if _, err := bad.Get(ctx, key, o.fetch); !errors.Is(err, guard.ErrGoexit) {
+					w.Errorf("%s: got %v", kind, err)
+				}
+			})
+			synctest.Wait()
+			wg.Go(func() { // joins before the fetch starts, so that it may have the result
+				if _, err := bad.GetMany(ctx, []string{key}, nil); !errors.Is(err, guard.ErrGoexit) {
+					w.Errorf("%s: GetMany: got %v", kind, err)
+				}
+			})
+			synctest.Wait()
+			must(w, elsewhere.Release(ctx, a.Lease))
+			time.Sleep(500 * time.Millisecond)
+			must(w, bad.Delete(ctx, key))
+			wg.Wait()
+			get(w, w.guard(w.open(), policy()), key, (&origin{}).fetch)
+		}
+	})
+}
+
 // pitfall 8
 func TestFetchThatAsksForItsOwnKeyIsTold(t *testing.T) {
 	inWorlds(t, func(w *world) {
