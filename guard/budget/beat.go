@@ -130,15 +130,9 @@ func (b *Budget) payDebts() error {
 	if owed == (debt{}) && len(gone) == 0 {
 		return nil
 	}
-	args := []any{b.rate(), decimal(owed.level), owed.spent}
-	for _, slot := range gone {
-		args = append(args, slot)
-	}
-	r, err := b.call(b.ctx, settleScript, []string{b.names.state, b.names.inflight}, args, nil)
-	if err == nil {
-		b.heard(r)
-	}
+	err := b.tellDebt(b.ctx, owed, gone)
 	if err != nil && !errors.Is(err, errTimeout) { // else it may have been done
+		owed.refund = 0 // see settle
 		b.owe(owed, gone...)
 	}
 	return err
@@ -172,11 +166,23 @@ func (b *Budget) wentAway(why error) {
 	}
 }
 
-// A debt is what Redis has to be told: units that have to leak there yet, and
-// units that were spent.
+// A debt is what Redis has to be told: units that have to leak there yet, units
+// that were spent, and units to give back of what it was told before. What is
+// given back is kept apart, as it can't pay for what has to leak: the bucket that
+// it goes to may be empty by now.
 type debt struct {
-	level float64
-	spent int64
+	level  float64
+	spent  int64
+	refund int64
+}
+
+// difference is what Redis has to be told of a call that cost so much more, or
+// less, than was spent for it.
+func difference(diff int64) debt {
+	if diff < 0 {
+		return debt{refund: -diff}
+	}
+	return debt{level: float64(diff), spent: diff}
 }
 
 func (b *Budget) owe(d debt, gone ...string) {
@@ -184,6 +190,7 @@ func (b *Budget) owe(d debt, gone ...string) {
 	defer b.mu.Unlock()
 	b.owed.level = min(b.owed.level+d.level, maxUnits)
 	b.owed.spent += d.spent
+	b.owed.refund += d.refund
 	b.gone = append(b.gone, gone...)
 }
 

@@ -240,6 +240,33 @@ func TestCostIsSettled(t *testing.T) {
 	})
 }
 
+// A call that a share granted, and Redis was told of since, is refunded in Redis too.
+func TestCallOfOneOutageIsRefundedInTheNext(t *testing.T) {
+	l := budget.Limit{Rate: 1, Per: time.Minute, Burst: 10, Reserve: -1}
+	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		b := all[0]
+		s.SetError("LOADING")
+		time.Sleep(time.Hour) // the share is as large as it gets
+		e, err := b.Spend(context.Background(), guard.Spending{Cost: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.SetError("")
+		time.Sleep(time.Second)
+		if st, err := b.Peek(context.Background()); err != nil || st.Away || st.Remaining != 0 || st.Spent != 10 {
+			t.Errorf("between the outages the state is %+v, %v", st, err)
+		}
+		s.SetError("LOADING")
+		time.Sleep(5 * time.Second)
+		e.Settle(0)
+		s.SetError("")
+		time.Sleep(time.Second)
+		if st, err := b.Peek(context.Background()); err != nil || st.Away || st.Remaining != 10 || st.Spent != 0 {
+			t.Errorf("after the refund the state is %+v, %v", st, err)
+		}
+	})
+}
+
 func TestCostAboveTheBurstNeedsAllOfItAndLeavesADebt(t *testing.T) {
 	inBubble(t, 1, perSecond(10, 5), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		if _, err := all[0].Spend(context.Background(), guard.Spending{Cost: 30}); err != nil {

@@ -364,3 +364,53 @@ func TestHugeDebtsStayNumbers(t *testing.T) {
 		t.Errorf("the state is %+v, %v", st, err)
 	}
 }
+
+// A refund that comes due while Redis is known to be away was told to nobody, and is
+// made when Redis is back, once; and it doesn't pay for what was spent meanwhile.
+func TestRefundWhileRedisIsAwayIsMadeLater(t *testing.T) {
+	s := server(t)
+	proxy := redistest.RunProxy(t, s.Addr())
+	l := budget.Limit{Rate: 1, Per: time.Hour, Burst: 100, Reserve: -1}
+	rdb := redis.NewClient(proxy.Options())
+	t.Cleanup(func() { _ = rdb.Close() })
+	a, b := open(t, rdb, l, patient), open(t, s.Client(), l, patient)
+	var held []guard.Expense
+	for _, c := range []int{60, 10, 10, 10} {
+		e, err := a.Spend(t.Context(), guard.Spending{Cost: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, e)
+	}
+	for range 2 { // nothing is made twice
+		proxy.Cut()
+		waitFor(t, "it to know that Redis is away", func() bool { st, _ := a.Peek(t.Context()); return st.Away })
+		held[0].Settle(0)
+		held[1].Settle(15)
+		if st, err := b.Peek(t.Context()); err != nil || st.Remaining < 10 {
+			t.Errorf("while one is away the other has %+v, %v", st, err)
+		}
+		if err := proxy.Restore(); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "Redis to be back", func() bool { st, _ := a.Peek(t.Context()); return !st.Away })
+		if st, err := b.Peek(t.Context()); err != nil || st.Spent != 35 || st.Remaining != 65 {
+			t.Errorf("35 are spent of 100, and the state is %+v, %v", st, err)
+		}
+	}
+	// What Redis has forgotten needs no refund: it isn't set off against a debt either.
+	proxy.Cut()
+	waitFor(t, "it to know that Redis is away", func() bool { st, _ := a.Peek(t.Context()); return st.Away })
+	if err := s.Client().Del(t.Context(), "budget:{vendor}:state").Err(); err != nil {
+		t.Fatal(err)
+	}
+	held[2].Settle(0)
+	held[3].Settle(15)
+	if err := proxy.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "Redis to be back", func() bool { st, _ := a.Peek(t.Context()); return !st.Away })
+	if st, err := b.Peek(t.Context()); err != nil || st.Spent != 5 || st.Remaining != 95 {
+		t.Errorf("5 were spent since all was forgotten, and the state is %+v, %v", st, err)
+	}
+}

@@ -117,14 +117,16 @@ func (s *share) state(now time.Time) (remaining int, paused time.Duration) {
 
 // outstanding is what has to be told to Redis of what was spent here, once: all
 // of it, and what of it hasn't leaked. The level that the share began with is
-// nothing that was spent.
+// nothing that was spent. Less than nothing was where a call was settled here that
+// an earlier outage's share had granted, and Redis was told of.
 func (s *share) outstanding(now time.Time) debt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.at.After(now) {
 		now = s.at
 	}
-	d := debt{level: min(s.leaked(now), max(0, float64(s.spent))), spent: s.spent}
+	d := difference(s.spent)
+	d.level = min(s.leaked(now), d.level)
 	s.spent = 0
 	return d
 }

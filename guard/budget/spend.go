@@ -250,36 +250,42 @@ func (e *expense) Settle(actual int) {
 	if diff == 0 && e.slot == "" {
 		return
 	}
-	e.b.settle(diff, e.slot)
+	var gone []string
+	if e.slot != "" {
+		gone = []string{e.slot}
+	}
+	e.b.settle(difference(int64(diff)), gone)
 }
 
-func (b *Budget) settle(diff int, slot string) {
-	args := []any{b.rate(), diff, diff}
-	if slot != "" {
-		args = append(args, slot)
-	}
+func (b *Budget) settle(d debt, gone []string) {
 	if !b.isAway() {
-		r, err := b.call(context.Background(), settleScript, []string{b.names.state, b.names.inflight}, args, nil)
+		err := b.tellDebt(context.Background(), d, gone)
 		if err == nil {
-			b.heard(r)
-			if diff < 0 || slot != "" {
-				b.forget()
-				b.wake()
-			}
 			return
 		}
 		b.wentAway(err)
+		d.refund = 0 // one that may have been made is not made twice
 	}
-	var d debt
-	if diff > 0 { // a refund that may have been made is not made twice
-		d = debt{float64(diff), int64(diff)}
-	}
-	if slot != "" {
-		b.owe(d, slot)
-	} else {
-		b.owe(d)
-	}
+	b.owe(d, gone...)
 	b.beatSoon()
+}
+
+// tellDebt is lua/settle.lua.
+func (b *Budget) tellDebt(ctx context.Context, d debt, gone []string) error {
+	args := []any{b.rate(), decimal(d.level), d.spent, d.refund}
+	for _, slot := range gone {
+		args = append(args, slot)
+	}
+	r, err := b.call(ctx, settleScript, []string{b.names.state, b.names.inflight}, args, nil)
+	if err != nil {
+		return err
+	}
+	b.heard(r)
+	if d.refund > 0 || len(gone) > 0 {
+		b.forget()
+		b.wake()
+	}
+	return nil
 }
 
 // wake lets the first of those who wait in this process ask again.
