@@ -130,7 +130,7 @@ func (b *Budget) payDebts() error {
 	if owed == (debt{}) && len(gone) == 0 {
 		return nil
 	}
-	err := b.tellDebt(b.ctx, owed, gone)
+	err := b.tellDebt(b.ctx, owed, 0, gone)
 	if err != nil && !errors.Is(err, errTimeout) { // else it may have been done
 		owed.refund = 0 // see settle
 		b.owe(owed, gone...)

@@ -381,6 +381,99 @@ func TestUpstreamsWordIsHeeded(t *testing.T) {
 	})
 }
 
+// What the upstream says is left may have a call in it before that is settled: then
+// its refund is none of what is left. What was counted since is given back.
+func TestRefundIsNeverAboveTheUpstreamsWord(t *testing.T) {
+	type fleet struct {
+		spend func(cost int) guard.Expense
+		hear  func(remaining int)
+	}
+	for _, c := range []struct {
+		name string
+		does func(f fleet)
+		left int
+	}{
+		{"a word with the call in it", func(f fleet) {
+			e := f.spend(50)
+			f.hear(0)
+			e.Settle(1)
+		}, 0},
+		{"a word that leaves more than was counted", func(f fleet) {
+			f.hear(100)
+			e := f.spend(50)
+			f.hear(60)
+			e.Settle(1)
+		}, 60},
+		{"words out of order", func(f fleet) {
+			f.hear(100)
+			e := f.spend(50)
+			f.hear(5)
+			f.hear(9)
+			e.Settle(1)
+		}, 5},
+		{"others since the word", func(f fleet) {
+			e := f.spend(50)
+			f.hear(10)
+			f.spend(10).Settle(10)
+			e.Settle(1)
+		}, 0},
+		{"no word since", func(f fleet) {
+			f.hear(100)
+			e, never := f.spend(50), f.spend(10)
+			never.Settle(0)
+			e.Settle(1)
+		}, 99},
+		{"calls that the upstream doesn't count", func(f fleet) {
+			f.hear(100)
+			for range 20 {
+				one, other := f.spend(1), f.spend(1)
+				f.hear(100)
+				one.Settle(0)
+				f.hear(100)
+				other.Settle(0)
+			}
+		}, 100},
+		{"calls that cost more, one of which may not be in the word", func(f fleet) {
+			f.hear(100)
+			for left := 90; left >= 50; left -= 10 {
+				e := f.spend(1)
+				f.hear(left)
+				e.Settle(10)
+			}
+		}, 41},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, 1, perSecond(1000, 1000), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+				b, end := all[0], time.Now().Add(time.Minute)
+				c.does(fleet{
+					spend: func(cost int) guard.Expense {
+						time.Sleep(time.Millisecond)
+						e, err := b.Spend(context.Background(), guard.Spending{Cost: cost})
+						if err != nil {
+							t.Fatal(err)
+						}
+						return e
+					},
+					hear: func(remaining int) {
+						time.Sleep(time.Millisecond)
+						if err := b.Heed(context.Background(), budget.Advice{Remaining: remaining, Reset: time.Until(end)}); err != nil {
+							t.Fatal(err)
+						}
+					},
+				})
+				time.Sleep(time.Second)
+				n := 0
+				for n <= 100 && spend(b, guard.Critical) {
+					n++
+				}
+				if n != c.left {
+					t.Errorf("%d calls were granted, want %d", n, c.left)
+				}
+			})
+		})
+	}
+}
+
 func TestOnlySoManyCallsAreUnderWay(t *testing.T) {
 	l := perSecond(1000, 1000)
 	l.MaxInFlight = 3
@@ -478,7 +571,7 @@ func TestClosedBudgetGrantsNothing(t *testing.T) {
 // nobody up for as long as that: what was granted lies ahead of it, and so does the
 // end of the upstream's word.
 func TestClockThatGoesBackStopsNobody(t *testing.T) {
-	for _, heard := range []string{"", " 0 50 %d"} {
+	for _, heard := range []string{"", " 0 50 %d 0 50 0"} {
 		inBubble(t, 1, perSecond(10, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 			later := time.Now().Add(time.Hour)
 			state := fmt.Sprintf("1.000000 %d 7", later.UnixMicro())

@@ -77,20 +77,21 @@ type report struct {
 	paused time.Duration
 	spent  int64
 	allows int64 // what the upstream leaves; -1: it didn't say
+	taken  int64 // when a grant was taken from that, on Redis's clock; 0: it was not
 }
 
 func readReport(reply any) (report, error) {
 	list, ok := reply.([]any)
-	if !ok || len(list) != 6 {
+	if !ok || len(list) != 7 {
 		return report{}, fmt.Errorf("budget: a script replied %v", reply)
 	}
-	var n [6]int64
+	var n [7]int64
 	for i := range list {
 		if n[i], ok = list[i].(int64); !ok {
 			return report{}, fmt.Errorf("budget: a script replied %v", reply)
 		}
 	}
-	return report{n[0], n[1], float64(n[2]) / 1e3, micros(n[3]), n[4], n[5]}, nil
+	return report{n[0], n[1], float64(n[2]) / 1e3, micros(n[3]), n[4], n[5], n[6]}, nil
 }
 
 // micros is a time that a script told, made sane.

@@ -200,7 +200,7 @@ func (b *Budget) askRedis(ctx context.Context, s guard.Spending, early time.Dura
 	// A grant whose answer comes too late is given back.
 	r, err := b.call(ctx, spendScript, keys, args, func(r report) {
 		if r.first == 0 {
-			(&expense{b: b, cost: s.Cost, slot: slot}).Settle(0)
+			(&expense{b: b, cost: s.Cost, slot: slot, taken: r.taken}).Settle(0)
 		}
 	})
 	if err != nil {
@@ -219,7 +219,7 @@ func (b *Budget) askRedis(ctx context.Context, s guard.Spending, early time.Dura
 		return v, nil
 	}
 	b.granted(slot)
-	return verdict{granted: true, wait: wait, expense: &expense{b: b, cost: s.Cost, slot: slot}}, nil
+	return verdict{granted: true, wait: wait, expense: &expense{b: b, cost: s.Cost, slot: slot, taken: r.taken}}, nil
 }
 
 // An expense is a grant, to be settled once.
@@ -228,6 +228,7 @@ type expense struct {
 	cost    int
 	slot    string // of a call that counts as under way; empty: none
 	local   bool   // of this process's share
+	taken   int64  // when, as the report has it
 	settled atomic.Bool
 }
 
@@ -254,12 +255,12 @@ func (e *expense) Settle(actual int) {
 	if e.slot != "" {
 		gone = []string{e.slot}
 	}
-	e.b.settle(difference(int64(diff)), gone)
+	e.b.settle(difference(int64(diff)), e.taken, gone)
 }
 
-func (b *Budget) settle(d debt, gone []string) {
+func (b *Budget) settle(d debt, taken int64, gone []string) {
 	if !b.isAway() {
-		err := b.tellDebt(context.Background(), d, gone)
+		err := b.tellDebt(context.Background(), d, taken, gone)
 		if err == nil {
 			return
 		}
@@ -271,8 +272,8 @@ func (b *Budget) settle(d debt, gone []string) {
 }
 
 // tellDebt is lua/settle.lua.
-func (b *Budget) tellDebt(ctx context.Context, d debt, gone []string) error {
-	args := []any{b.rate(), decimal(d.level), d.spent, d.refund}
+func (b *Budget) tellDebt(ctx context.Context, d debt, taken int64, gone []string) error {
+	args := []any{b.rate(), decimal(d.level), d.spent, d.refund, taken}
 	for _, slot := range gone {
 		args = append(args, slot)
 	}

@@ -8,7 +8,7 @@
 --       4 remaining  units that it still allows; -1: it didn't say
 --       5 reset      microseconds until it allows more; 0: it didn't say
 --
--- Replies {0, 0, level, paused, spent, allows}, see state.lua.
+-- Replies {0, 0, level, paused, spent, allows, taken}, see state.lua.
 
 local capacity, longer = tonumber(ARGV[2]), tonumber(ARGV[3])
 local remaining, ends = tonumber(ARGV[4]), now + tonumber(ARGV[5])
@@ -24,14 +24,11 @@ if remaining >= 0 and ends == now then
   -- Without a time it is a bucket that leaks, as ours: ours has no more than that.
   level = math.max(level, capacity - remaining)
 elseif remaining >= 0 then
-  local same = math.abs(ends - reset) <= 1500000 -- resets are told in whole seconds
-  if reset <= now then
-    left, reset = remaining, ends
-  elseif same then
-    left = math.min(left, remaining) -- answers may come out of order
-  elseif ends > reset or remaining < left then
-    left, reset = remaining, ends
-  end
+  local same = reset > now and math.abs(ends - reset) <= 1500000 -- resets are told in whole seconds
+  local other = not same and (reset <= now or ends > reset or remaining < left)
+  if other then reset = ends end
+  if other or same and remaining < left then left, told = remaining, now end -- answers may come out of order
+  if other or same then said, heard = remaining, now end
 end
 save()
 return report(0, 0)

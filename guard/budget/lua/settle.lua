@@ -5,17 +5,24 @@
 --       2 owed    units that have to leak yet
 --       3 spent   units that were spent on top of what this was told before
 --       4 refund  units that it was told before, and that were not spent
---       5...      slots to give back
+--       5 taken   when they were taken from what the upstream leaves; 0: they
+--                 were not, or it isn't known
+--       6...      slots to give back
 --
--- Replies {0, 0, level, paused, spent, allows}, see state.lua.
+-- Replies {0, 0, level, paused, spent, allows, taken}, see state.lua.
 
-local owed, more, refund = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local owed, more, refund, taken = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 if owed > 0 or more > 0 or refund > 0 then
   leak(now)
   level = math.max(0, level - refund) + owed -- no refund is more than a full burst
   spent = math.max(0, spent - refund) + more
-  if reset > now then left = left - more + refund end
+  -- What the upstream said after a grant may have that call in it, at its own
+  -- price: a refund goes to what was counted since, and never above the last word. Of
+  -- what is owed nobody knows whether it is in it: the fleet would rather wait.
+  left, said = left - more, said - more
+  if taken > heard then said = said + refund end
+  if taken > told then left = math.min(left + refund, said) end
   save()
 end
-for i = 5, #ARGV do redis.call('ZREM', KEYS[2], ARGV[i]) end
+for i = 6, #ARGV do redis.call('ZREM', KEYS[2], ARGV[i]) end
 return report(0, 0)

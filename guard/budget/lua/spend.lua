@@ -11,7 +11,7 @@
 --       7 slot TTL    microseconds                           > with a limit only
 --       8 alive       prefix of liveness channels            /
 --
--- Replies {verdict, wait, level, paused, spent, allows}, see state.lua.
+-- Replies {verdict, wait, level, paused, spent, allows, taken}, see state.lua.
 --   verdict  0 granted, to be used after wait
 --            1 exhausted, 2 paused: nothing for wait
 --            3 too many calls are under way: wait is until a slot expires
@@ -85,6 +85,7 @@ end
 
 level = level + cost
 spent = spent + cost
-if reset > from then left = left - cost end
+local taken = 0
+if reset > from then left, said, taken = left - cost, said - cost, now end
 save()
-return report(0, wait)
+return report(0, wait, taken)
