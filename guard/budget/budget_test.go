@@ -474,6 +474,46 @@ func TestRefundIsNeverAboveTheUpstreamsWord(t *testing.T) {
 	}
 }
 
+// The same of an upstream that says how full its bucket is, and no time.
+func TestRefundDoesNotEmptyTheUpstreamsBucket(t *testing.T) {
+	inBubble(t, 1, budget.Limit{Rate: 1, Per: time.Minute, Burst: 100, Reserve: -1}, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b, ctx := all[0], context.Background()
+		after := func(what string, want int) {
+			t.Helper()
+			if st, err := b.Peek(ctx); err != nil || st.Remaining != want {
+				t.Errorf("after %s %d remain, want %d: %v", what, st.Remaining, want, err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		pay := func(cost int) guard.Expense {
+			e, err := b.Spend(ctx, guard.Spending{Cost: cost})
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Millisecond)
+			return e
+		}
+		hear := func(remaining int) {
+			if err := b.Heed(ctx, budget.Advice{Remaining: remaining}); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		e := pay(30)
+		hear(20)
+		e.Settle(1)
+		after("a word with the call in it", 20)
+		pay(10).Settle(1)
+		after("a refund of a call that was made since", 19)
+		time.Sleep(100 * time.Minute)
+		one, other := pay(30), pay(30)
+		hear(98)
+		one.Settle(1)
+		other.Settle(1)
+		after("a word that leaves more than was counted", 98)
+	})
+}
+
 func TestOnlySoManyCallsAreUnderWay(t *testing.T) {
 	l := perSecond(1000, 1000)
 	l.MaxInFlight = 3
@@ -571,7 +611,7 @@ func TestClosedBudgetGrantsNothing(t *testing.T) {
 // nobody up for as long as that: what was granted lies ahead of it, and so does the
 // end of the upstream's word.
 func TestClockThatGoesBackStopsNobody(t *testing.T) {
-	for _, heard := range []string{"", " 0 50 %d 0 50 0"} {
+	for _, heard := range []string{"", " 0 50 %d 0 50 0 0.000000000"} {
 		inBubble(t, 1, perSecond(10, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 			later := time.Now().Add(time.Hour)
 			state := fmt.Sprintf("1.000000 %d 7", later.UnixMicro())

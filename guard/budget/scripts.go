@@ -77,7 +77,7 @@ type report struct {
 	paused time.Duration
 	spent  int64
 	allows int64 // what the upstream leaves; -1: it didn't say
-	taken  int64 // when a grant was taken from that, on Redis's clock; 0: it was not
+	taken  int64 // when a grant was made, on Redis's clock; 0: see lua/state.lua
 }
 
 func readReport(reply any) (report, error) {

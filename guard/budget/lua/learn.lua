@@ -15,14 +15,15 @@ local remaining, ends = tonumber(ARGV[4]), now + tonumber(ARGV[5])
 
 leak(now)
 if longer < 0 then
-  pause, left, reset = 0, 0, 0
+  pause, left, reset, floor = 0, 0, 0, 0
   if at > now then at = now end
 elseif now + longer > pause then
   pause = now + longer
 end
 if remaining >= 0 and ends == now then
   -- Without a time it is a bucket that leaks, as ours: ours has no more than that.
-  level = math.max(level, capacity - remaining)
+  floor, heard = math.max(0, capacity - remaining), now
+  level = math.max(level, floor)
 elseif remaining >= 0 then
   local same = reset > now and math.abs(ends - reset) <= 1500000 -- resets are told in whole seconds
   local other = not same and (reset <= now or ends > reset or remaining < left)

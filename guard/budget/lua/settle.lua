@@ -5,8 +5,7 @@
 --       2 owed    units that have to leak yet
 --       3 spent   units that were spent on top of what this was told before
 --       4 refund  units that it was told before, and that were not spent
---       5 taken   when they were taken from what the upstream leaves; 0: they
---                 were not, or it isn't known
+--       5 taken   when that was; 0: it isn't known, see state.lua
 --       6...      slots to give back
 --
 -- Replies {0, 0, level, paused, spent, allows, taken}, see state.lua.
@@ -14,14 +13,15 @@
 local owed, more, refund, taken = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 if owed > 0 or more > 0 or refund > 0 then
   leak(now)
-  level = math.max(0, level - refund) + owed -- no refund is more than a full burst
   spent = math.max(0, spent - refund) + more
   -- What the upstream said after a grant may have that call in it, at its own
   -- price: a refund goes to what was counted since, and never above the last word. Of
   -- what is owed nobody knows whether it is in it: the fleet would rather wait.
   left, said = left - more, said - more
-  if taken > heard then said = said + refund end
+  if taken > heard then said, floor = said + refund, math.max(0, floor - refund) end
   if taken > told then left = math.min(left + refund, said) end
+  level = math.max(floor, level - refund) + owed -- no refund is more than a full burst
+  if floor > 0 then floor = floor + owed end
   save()
 end
 for i = 6, #ARGV do redis.call('ZREM', KEYS[2], ARGV[i]) end

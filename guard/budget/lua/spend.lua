@@ -85,7 +85,12 @@ end
 
 level = level + cost
 spent = spent + cost
-local taken = 0
-if reset > from then left, said, taken = left - cost, said - cost, now end
+if floor > 0 then floor = floor + cost end
+local taken = now
+if reset > from then
+  left, said = left - cost, said - cost
+elseif reset > now then
+  taken = 0
+end
 save()
 return report(0, wait, taken)

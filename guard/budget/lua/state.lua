@@ -5,25 +5,26 @@
 --
 -- The state is a bucket that leaks, which is GCRA as ITU-T I.371 describes it
 -- for a continuous state: its level, in units, is what was spent and has not
--- leaked since. As text, three numbers, and six more while there is a pause or
+-- leaked since. As text, three numbers, and seven more while there is a pause or
 -- the upstream's word of what is left:
 --
---   level at spent [pause left reset told said heard]
+--   level at spent [pause left reset told said heard floor]
 --
 -- at, pause and reset are microseconds of this server's clock: when level was
 -- true (in the future only where something was granted for when a pause ends),
 -- until when nothing is granted, and until when no more than left is, by the
 -- upstream's word. told is when the word came that left is counted down from, and
 -- said is what the last one that came, when it was heard, leaves by itself: never
--- less than left. spent is what was spent since the state began. All but level are
--- whole numbers. It is kept short, as this is most of what a check costs.
+-- less than left. floor is the level by the last word alone, of an upstream whose
+-- own bucket leaks. spent is what was spent since the state began. All but the
+-- levels are whole numbers. It is kept short, as this is most of what a check costs.
 
 local ages = 1000000000000000 -- 31 years: what takes longer is said to take as long
 local rate = tonumber(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local level, at, spent, pause, left, reset = 0, now, 0, 0, 0, 0
-local told, said, heard = 0, 0, 0
+local told, said, heard, floor = 0, 0, 0, 0
 
 local stored = redis.pcall('GET', KEYS[1])
 if type(stored) == 'string' then
@@ -31,10 +32,10 @@ if type(stored) == 'string' then
   if a then
     level, at, spent = tonumber(a), tonumber(b), tonumber(c)
     if more ~= '' then
-      local d, e, f, g, h, i = string.match(more, '^ (%d+) (-?%d+) (%d+) (%d+) (-?%d+) (%d+)$')
+      local d, e, f, g, h, i, j = string.match(more, '^ (%d+) (-?%d+) (%d+) (%d+) (-?%d+) (%d+) (%d+%.%d+)$')
       if d then
         pause, left, reset = tonumber(d), tonumber(e), tonumber(f)
-        told, said, heard = tonumber(g), tonumber(h), tonumber(i)
+        told, said, heard, floor = tonumber(g), tonumber(h), tonumber(i), tonumber(j)
       end
       -- A clock that was set back, or another server's: what is to come comes
       -- within a day, or not at all.
@@ -57,6 +58,7 @@ local function leak(to)
   if to > at then
     level = level - (to - at) * rate
     if level < 0 then level = 0 end
+    floor = math.max(0, floor - (to - at) * rate)
     at = to
   end
 end
@@ -64,8 +66,8 @@ end
 -- save keeps the state for a day after it has come to rest.
 local function save()
   local text, rest = string.format('%.9f %d %d', level, at, spent), at + level / rate
-  if pause > now or reset > now then
-    text = text .. string.format(' %d %d %d %d %d %d', pause, left, reset, told, said, heard)
+  if pause > now or reset > now or floor > 0 then
+    text = text .. string.format(' %d %d %d %d %d %d %.9f', pause, left, reset, told, said, heard, floor)
     rest = math.max(rest, pause, reset)
   end
   redis.call('SET', KEYS[1], text, 'PX', math.floor(math.min(rest - now, ages) / 1000 + 86400000))
@@ -73,7 +75,7 @@ end
 
 -- report is the state as a reply: level in thousandths, microseconds until a
 -- pause ends, spent, what the upstream leaves (-1: it didn't say), and when a grant
--- was taken from that (0: it was not).
+-- was made (0: for when what the upstream leaves is counted anew).
 local function report(first, wait, taken)
   local paused, allows = 0, -1
   if pause > now then paused = pause - now end
