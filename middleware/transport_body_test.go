@@ -161,6 +161,26 @@ func TestTransportDoesNotTrustItsBaseWithLengths(t *testing.T) {
 	wantAnswer(t, ask(t, a, "http://example.com/", "Cache-Control", "only-if-cached"), 504, "")
 }
 
+// A HEAD has no body, of whatever length: also where the base doesn't say what it
+// answers.
+func TestTransportKnowsAHeadByItsOwnRequest(t *testing.T) {
+	a := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) {
+		o.Base = roundTripper(func(*http.Request) (*http.Response, error) {
+			return &http.Response{
+				StatusCode: 200, Header: http.Header{"Cache-Control": {"max-age=60"}, "Content-Length": {"100"}},
+				ContentLength: 100, Body: http.NoBody,
+			}, nil
+		})
+	})
+	for range 2 {
+		r := askWith(t, a, http.MethodHead, "http://example.com/")
+		wantAnswer(t, r, 200, "")
+		if r.ContentLength != 100 {
+			t.Errorf("the length is %d", r.ContentLength)
+		}
+	}
+}
+
 func TestTransportStreamsWhatIsTooLong(t *testing.T) {
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		big := make([]byte, 300_000)

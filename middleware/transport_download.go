@@ -16,6 +16,7 @@ import (
 // the upstream itself.
 type trDownload struct {
 	resp *http.Response // the upstream's; nobody changes it
+	head bool           // it answers a HEAD: its length is that of no body
 
 	cancel context.CancelCauseFunc // of the call
 	untie  func() bool             // from the context that the call now ends with
@@ -29,8 +30,10 @@ type trDownload struct {
 	handed bool // to the client: wanted, and done
 }
 
-func newTrDownload(resp *http.Response, cancel context.CancelCauseFunc) *trDownload {
-	d := &trDownload{resp: resp, cancel: cancel, untie: func() bool { return true }}
+// newTrDownload is of the response to a method. What the response says of its request
+// doesn't count: not every base says something.
+func newTrDownload(resp *http.Response, method string, cancel context.CancelCauseFunc) *trDownload {
+	d := &trDownload{resp: resp, head: method == http.MethodHead, cancel: cancel, untie: func() bool { return true }}
 	d.more.L = &d.mu
 	return d
 }
@@ -159,17 +162,13 @@ func (d *trDownload) record(most int) (whole bool, err error) {
 // damaged, whatever the one who read it thinks. d.mu is held.
 func (d *trDownload) end(err error) {
 	said := d.resp.ContentLength
-	if err == io.EOF && said >= 0 && int64(len(d.buf)) < said && !d.headOnly() {
+	if err == io.EOF && said >= 0 && int64(len(d.buf)) < said && !d.head {
 		err = io.ErrUnexpectedEOF
 	}
 	d.err = err
 	_ = d.resp.Body.Close()
 	d.untie()
 	d.cancel(context.Canceled)
-}
-
-func (d *trDownload) headOnly() bool {
-	return d.resp.Request != nil && d.resp.Request.Method == http.MethodHead
 }
 
 // A trBody is what a client reads from.

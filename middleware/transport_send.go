@@ -38,7 +38,7 @@ func (t *Transport) open(ctx context.Context, c trCall, req *http.Request) (*trD
 		cancel(err)
 		return nil, err
 	}
-	d := newTrDownload(resp, cancel)
+	d := newTrDownload(resp, req.Method, cancel)
 	d.tie(ctx)
 	return d, nil
 }
