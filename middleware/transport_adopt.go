@@ -43,7 +43,7 @@ func (x *trExchange) branch(slot trSlot, f *guard.Fill[*page], op *trOpening, de
 		return &page{}, nil
 	}
 	x.offer(op)
-	x.adoptDownload(trSlot{key: x.t.keys.variant(x.key, ix, x.req), ix: ix}, op, dec)
+	x.adoptDownload(trSlot{key: x.t.keys.variant(x.key, ix, x.own()), ix: ix}, op, dec)
 	return keepIndex(f, ix)
 }
 

@@ -67,7 +67,7 @@ func (x *trExchange) response(status int, h http.Header, body []byte) *http.Resp
 		Header: h, Body: http.NoBody, ContentLength: int64(len(body)), Request: x.req,
 	}
 	switch {
-	case x.method() == http.MethodHead:
+	case x.method == http.MethodHead:
 		resp.ContentLength = -1
 		if n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
 			resp.ContentLength = n

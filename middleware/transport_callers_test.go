@@ -11,8 +11,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/middleware"
 )
@@ -224,4 +226,60 @@ func TestTransportReadsNamesHoweverTheyAreWritten(t *testing.T) {
 	get("de", http.Header{"accept-language": {"de"}, "cache-control": {"no-store"}})
 	get("de", http.Header{"accept-language": {"de"}, "if-none-match": {"x"}})
 	v.wantCalls(t, calls+2)
+}
+
+// slowLeases takes its time to give one.
+type slowLeases struct{ cache.Store }
+
+func (s slowLeases) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
+	time.Sleep(10 * time.Millisecond)
+	return s.Store.Acquire(ctx, key, ask)
+}
+
+// A client may use its request again, for somebody else, once it has read the response.
+// What goes on in the background is about the request as it was.
+func TestTransportRefreshesWhatWasAskedForThoughItsRequestIsUsedAgain(t *testing.T) {
+	for _, vary := range []string{"", "Accept-Language"} {
+		synctest.Test(t, func(t *testing.T) {
+			calls := 0
+			base := roundTripper(func(r *http.Request) (*http.Response, error) {
+				calls++
+				h := http.Header{"Cache-Control": {"max-age=60, stale-while-revalidate=600"}}
+				if calls > 1 && vary != "" {
+					h.Set("Vary", vary)
+				}
+				page := fmt.Sprint(r.URL.Path, " of ", r.Header.Get("Authorization"), " in ", r.Header.Get("Accept-Language"), ", ", calls)
+				return &http.Response{StatusCode: 200, Header: h, Body: io.NopCloser(strings.NewReader(page)), ContentLength: -1, Request: r}, nil
+			})
+			tr := newTransport(t, slowLeases{memoryFleet(t)()}, func(o *middleware.TransportOptions) { o.Base = base })
+			ann := []string{"Authorization", "ann", "Accept-Language", "de"}
+			wantAnswer(t, ask(t, tr, "http://vendor.test/1", ann...), 200, "/1 of ann in de, 1")
+			time.Sleep(2 * time.Minute)
+
+			req := mustRequest(t, "http://vendor.test/1")
+			req.Header.Set("Authorization", "ann")
+			req.Header.Set("Accept-Language", "de")
+			resp, err := tr.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			wantAnswer(t, answered{resp, string(body), err}, 200, "/1 of ann in de, 1")
+			if resp.Request != req {
+				t.Error("the response isn't the request's")
+			}
+			req.URL.Path, req.Method = "/2", http.MethodHead
+			req.Header.Set("Authorization", "bob")
+			req.Header.Set("Accept-Language", "fr")
+
+			time.Sleep(30 * time.Second)
+			a := ask(t, tr, "http://vendor.test/1", append(ann, "Cache-Control", "only-if-cached")...)
+			wantAnswer(t, a, 200, "/1 of ann in de, 2")
+			if vary != "" {
+				a = ask(t, tr, "http://vendor.test/1", "Authorization", "ann", "Accept-Language", "fr", "Cache-Control", "only-if-cached")
+				wantAnswer(t, a, 504, "")
+			}
+		})
+	}
 }

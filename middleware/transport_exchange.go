@@ -1,6 +1,7 @@
 package middleware
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,8 @@ import (
 type trExchange struct {
 	t        *Transport
 	p        *HostPolicy
-	req      *http.Request // the client's; never changed
+	req      *http.Request // the client's; never changed, and not read once it has its response: see own
+	method   string
 	ctx      context.Context
 	release  func() // of ctx, when the response is over
 	control  rfc9111.RequestControl
@@ -25,6 +27,9 @@ type trExchange struct {
 	personal bool // the key says who asks
 	came     time.Time
 	rules    rfc9111.Options
+
+	copying sync.Once
+	copied  *http.Request
 
 	cancelled <-chan struct{} // the request's Cancel
 	cancel    context.CancelCauseFunc
@@ -60,14 +65,14 @@ type trSlot struct {
 
 func (t *Transport) newExchange(p *HostPolicy, req *http.Request, custom string) *trExchange {
 	x := &trExchange{
-		t: t, p: p, req: req, control: rfc9111.ParseRequest(req.Header), came: time.Now(),
+		t: t, p: p, req: req, method: cmp.Or(req.Method, http.MethodGet), control: rfc9111.ParseRequest(req.Header), came: time.Now(),
 		rules: rfc9111.Options{
 			Shared: t.opts.Shared, AllowSetCookie: t.opts.StoreSetCookie, Heuristic: t.opts.Heuristic,
 			Lifetime: p.TTL, StaleWhileRevalidate: p.Stale, StaleIfError: p.StaleIfError,
 		},
 		fwd: rfc9111.FwdURIMiss, opened: make(chan *trOpening, 1),
 	}
-	x.key, x.personal = t.keys.key(x.method(), req, custom)
+	x.key, x.personal = t.keys.key(x.method, req, custom)
 	x.heedCancel()
 	return x
 }
@@ -103,18 +108,20 @@ func (x *trExchange) watch() {
 
 var errCancelled = fmt.Errorf("middleware: the request's Cancel was closed: %w", context.Canceled)
 
-func (x *trExchange) method() string {
-	if x.req.Method == "" {
-		return http.MethodGet
-	}
-	return x.req.Method
+// own is a copy of the request, for all that may go on when the client has its
+// response, and with that the right to use its request again. Whoever starts such a
+// thing sees to it that there is one before the client returns. A hit that starts
+// nothing needs none.
+func (x *trExchange) own() *http.Request {
+	x.copying.Do(func() { x.copied = x.req.Clone(x.ctx) })
+	return x.copied
 }
 
 // roundTrip answers the request.
 func (x *trExchange) roundTrip() (*http.Response, error) {
 	defer x.leave()
 	slot := trSlot{key: x.key}
-	if x.method() == http.MethodHead {
+	if x.method == http.MethodHead {
 		if resp := x.headOfGet(); resp != nil {
 			return resp, nil
 		}
@@ -210,6 +217,9 @@ func (x *trExchange) load(slot trSlot, force bool) (*trOpening, guard.Result[*pa
 		case op := <-x.opened:
 			return op, guard.Result[*page]{}, nil
 		case l := <-done:
+			if l.err != nil || l.r.Source != guard.FromNear {
+				x.own() // a fetch of this exchange may be under way, or be about to be
+			}
 			if l.err != nil || l.r.Source == guard.Fetched || l.r.Source == guard.UnguardedFetch {
 				select { // both may be there: a short body ends at once
 				case op := <-x.opened:
@@ -264,7 +274,7 @@ func (x *trExchange) peek(slot trSlot) (*trFound, trSlot, bool) {
 			return nil, slot, false
 		}
 		if ix := r.Value.ix; ix != nil && slot.ix == nil {
-			slot = trSlot{key: x.t.keys.variant(slot.key, ix, x.req), ix: ix}
+			slot = trSlot{key: x.t.keys.variant(slot.key, ix, x.own()), ix: ix}
 			continue
 		}
 		if r.Value.header == nil {
@@ -290,8 +300,8 @@ func (x *trExchange) headOfGet() *http.Response {
 
 // getSlot is where a GET of the same URL is.
 func (x *trExchange) getSlot() trSlot {
-	custom, _ := x.t.customKey(x.p, x.req)
-	key, _ := x.t.keys.key(http.MethodGet, x.req, custom)
+	custom, _ := x.t.customKey(x.p, x.own())
+	key, _ := x.t.keys.key(http.MethodGet, x.own(), custom)
 	return trSlot{key: key}
 }
 

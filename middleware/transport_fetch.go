@@ -71,7 +71,7 @@ type trReply struct {
 // ask makes the call for all who share it, about a stored page if there is one.
 // What only this client wants of it, conditions and ranges, is left out.
 func (x *trExchange) ask(ctx context.Context, stale *page, c trCall) (*trReply, error) {
-	req := x.req.Clone(ctx)
+	req := x.own().Clone(ctx)
 	if req.Header == nil {
 		req.Header = http.Header{}
 	}
@@ -95,7 +95,7 @@ func (x *trExchange) ask(ctx context.Context, stale *page, c trCall) (*trReply, 
 
 // askAlone makes the call as the client asks for it.
 func (x *trExchange) askAlone(ctx context.Context) (*trReply, error) {
-	return x.call(ctx, x.req.Clone(ctx), trCall{})
+	return x.call(ctx, x.own().Clone(ctx), trCall{})
 }
 
 // call makes it, with a request of its own.
@@ -161,7 +161,7 @@ func (x *trExchange) receive(ctx context.Context, slot trSlot, f *guard.Fill[*pa
 		return nil, x.reject(dec, r, stale, pause)
 	}
 	op := &trOpening{d: r.d, stored: dec.storable, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived}
-	if dec.storable && resp.ContentLength > int64(x.p.MaxBody) && x.method() != http.MethodHead {
+	if dec.storable && resp.ContentLength > int64(x.p.MaxBody) && x.method != http.MethodHead {
 		dec.storable, op.stored, op.detail = false, false, "too-large"
 	}
 	switch {
@@ -262,7 +262,7 @@ func (x *trExchange) reject(dec trDecision, r *trReply, stale *page, pause time.
 // compareHead: what a HEAD says may show that what is stored for GET is old (RFC
 // 9111, 4.3.5).
 func (x *trExchange) compareHead(resp *http.Response) {
-	if x.method() != http.MethodHead || resp.StatusCode != http.StatusOK {
+	if x.method != http.MethodHead || resp.StatusCode != http.StatusOK {
 		return
 	}
 	ctx := context.WithoutCancel(x.ctx)

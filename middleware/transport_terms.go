@@ -27,7 +27,7 @@ func (x *trExchange) decide(status int, header http.Header, began, arrived time.
 	resp := &rfc9111.Response{Status: status, Header: kept, RequestTime: began, ResponseTime: arrived}
 	dec := rfc9111.Store(x.asStored(), resp, x.rules)
 	names := dec.Vary
-	if len(kept["Content-Encoding"]) > 0 && len(x.req.Header["Accept-Encoding"]) > 0 && !slices.Contains(names, "Accept-Encoding") {
+	if len(kept["Content-Encoding"]) > 0 && len(x.own().Header["Accept-Encoding"]) > 0 && !slices.Contains(names, "Accept-Encoding") {
 		// It should have said so: who didn't ask for an encoding couldn't read it.
 		names = append(slices.Clone(names), "Accept-Encoding")
 		slices.Sort(names)
@@ -38,7 +38,7 @@ func (x *trExchange) decide(status int, header http.Header, began, arrived time.
 		detail:   string(dec.Reason),
 		page: &page{
 			status: status, header: rfc9111.StoredHeader(resp, dec.Control, x.rules), freshness: dec.Freshness,
-			vary: names, variant: rfc9111.VariantKey(names, x.req),
+			vary: names, variant: rfc9111.VariantKey(names, x.own()),
 		},
 	}
 	if d.storable {
@@ -51,9 +51,10 @@ func (x *trExchange) decide(status int, header http.Header, began, arrived time.
 // own, so it is stored as a GET is. In a shared cache all credentials count as
 // Authorization does.
 func (x *trExchange) asStored() *http.Request {
-	req := &http.Request{Method: http.MethodGet, Header: x.req.Header}
-	if x.rules.Shared && x.personal && len(x.req.Header["Authorization"]) == 0 {
-		req.Header = x.req.Header.Clone()
+	own := x.own()
+	req := &http.Request{Method: http.MethodGet, Header: own.Header}
+	if x.rules.Shared && x.personal && len(own.Header["Authorization"]) == 0 {
+		req.Header = own.Header.Clone()
 		if req.Header == nil {
 			req.Header = http.Header{}
 		}
