@@ -143,10 +143,6 @@ func (x *trExchange) rejection(err error, status int) *http.Response {
 	var own *trRejection
 	if errors.As(err, &own) && own.header != nil && !own.private && own.variant == rfc9111.VariantKey(own.names, x.req) {
 		h := own.header.Clone()
-		rfc9111.RemoveHopByHop(h)
-		if !x.t.opts.StoreSetCookie {
-			delete(h, "Set-Cookie")
-		}
 		s.AppendTo(h)
 		resp := x.response(status, h, own.body)
 		resp.Trailer = own.trailer.Clone()

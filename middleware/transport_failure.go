@@ -15,7 +15,7 @@ import (
 // upstream is to be left alone, what is left of it is the status.
 type trRejection struct {
 	status  int
-	header  http.Header
+	header  http.Header // what others may have of it
 	trailer http.Header
 	body    []byte
 	private bool     // its header and body are for the one who asked

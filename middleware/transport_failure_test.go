@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -123,6 +124,81 @@ func TestTransportSharesAFailureOnce(t *testing.T) {
 			t.Errorf("%d requests made %d calls", n, calls)
 		}
 	})
+}
+
+// A failure that is somebody's is told to nobody else but by its status, whatever it
+// says of its lifetime; nor is what it says of a cookie.
+func TestTransportKeepsAPrivateFailureFromThoseWhoWait(t *testing.T) {
+	for _, c := range []struct {
+		control string
+		cookies bool // may be stored
+		shared  bool // transport
+		who     string
+		others  bool // get it whole
+	}{
+		{control: "", others: true},
+		{control: "max-age=0", others: true},
+		{control: "private"},
+		{control: "private, max-age=60"},
+		{control: `private="x-secret"`},
+		{control: "no-store"},
+		{control: "no-store, max-age=60"},
+		{control: "private", who: "ann", others: true},
+		{control: "no-store", who: "ann"},
+		{control: "", cookies: true},
+		{control: "", cookies: true, who: "ann", others: true},
+		{control: `no-cache="set-cookie"`, cookies: true, others: true},
+		{control: "", shared: true, others: true},
+		{control: "private", shared: true},
+		{control: `private="x-secret"`, shared: true, others: true},
+		{control: "private", shared: true, who: "ann"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			calls := 0
+			tr := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) {
+				o.StoreSetCookie, o.Shared = c.cookies, c.shared
+				o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+					calls++
+					time.Sleep(time.Second)
+					h := http.Header{"Set-Cookie": {"a=b"}, "X-Secret": {"mine"}, "Connection": {"x-hop"}, "X-Hop": {"1"}}
+					if c.control != "" {
+						h.Set("Cache-Control", c.control)
+					}
+					return &http.Response{StatusCode: 503, Header: h, Body: io.NopCloser(strings.NewReader("secret")), ContentLength: 6, Request: r}, nil
+				})
+			})
+			var header []string
+			if c.who != "" {
+				header = []string{"Authorization", c.who}
+			}
+			got := make(chan answered, 5)
+			for range cap(got) {
+				go func() { got <- ask(t, tr, "http://vendor.test/", header...) }()
+			}
+			told, whole := 0, 0
+			for range cap(got) {
+				a := <-got
+				if a.StatusCode != 503 || a.err != nil {
+					t.Errorf("%+v: got %d, %v", c, a.StatusCode, a.err)
+				}
+				if a.body != "secret" {
+					continue
+				}
+				whole++
+				if !strings.Contains(a.cacheStatus(), ";collapsed") {
+					continue
+				}
+				told++
+				kept := c.cookies && !strings.Contains(c.control, "set-cookie")
+				if (a.Header.Get("Set-Cookie") != "") != kept || a.Header.Get("X-Hop") != "" || (c.shared && c.control != "" && a.Header.Get("X-Secret") != "") {
+					t.Errorf("%+v: others were told %v", c, a.Header)
+				}
+			}
+			if whole != calls+told || (told == 4) != c.others || (told == 0) == c.others {
+				t.Errorf("%+v: %d calls, %d others got it", c, calls, told)
+			}
+		})
+	}
 }
 
 func TestTransportLeavesAnUpstreamAloneThatAsksForIt(t *testing.T) {

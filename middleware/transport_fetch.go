@@ -233,8 +233,8 @@ func (t *Transport) lift(key string) {
 func (x *trExchange) reject(dec trDecision, r *trReply, stale *page, pause time.Duration) error {
 	resp := r.d.resp
 	rej := &trRejection{
-		status: resp.StatusCode, header: resp.Header.Clone(),
-		private: dec.detail == string(rfc9111.ReasonNoStore) || dec.detail == string(rfc9111.ReasonPrivate) || (x.rules.Shared && x.personal),
+		status: resp.StatusCode, header: dec.page.header,
+		private: dec.private || (x.rules.Shared && x.personal),
 		names:   dec.page.vary, variant: dec.page.variant,
 	}
 	err := error(rej)

@@ -12,6 +12,7 @@ import (
 // A trDecision is what is to become of a response.
 type trDecision struct {
 	storable bool
+	private  bool   // it isn't for others who waited for it either
 	detail   string // why not
 	page     *page  // without its body
 }
@@ -32,10 +33,10 @@ func (x *trExchange) decide(status int, header http.Header, began, arrived time.
 		names = append(slices.Clone(names), "Accept-Encoding")
 		slices.Sort(names)
 	}
+	// What is private is for who is known by the key, or it would be for anybody.
+	meant := func(a rfc9111.Audience) bool { return a == rfc9111.Anyone || (a == rfc9111.User && x.personal) }
 	d := trDecision{
-		// What is private is for who is known by the key, or it would be for anybody.
-		storable: dec.For == rfc9111.Anyone || (dec.For == rfc9111.User && x.personal),
-		detail:   string(dec.Reason),
+		storable: meant(dec.For), private: !meant(dec.Once), detail: string(dec.Reason),
 		page: &page{
 			status: status, header: rfc9111.StoredHeader(resp, dec.Control, x.rules), freshness: dec.Freshness,
 			vary: names, variant: rfc9111.VariantKey(names, x.own()),

@@ -32,6 +32,7 @@ const (
 // A Decision is whether a response may be stored, and what is known of it then.
 type Decision struct {
 	For       Audience
+	Once      Audience        // who may be given it that waited for the call: For, however short its freshness
 	Reason    Reason          // why not for Anyone; empty otherwise
 	Control   ResponseControl // what the response says
 	Freshness Freshness       // how long it may be used; also if it isn't stored
@@ -83,6 +84,7 @@ func Store(req *http.Request, resp *Response, o Options) Decision {
 	if setsCookie(resp.Header, *c, o) && !c.SaysShared() {
 		d.limit(restricted, ReasonSetCookie)
 	}
+	d.Once = d.For
 	if !d.useful(resp, o) {
 		d.limit(Nobody, ReasonNoFreshness)
 	}
