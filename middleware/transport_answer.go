@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -34,11 +35,9 @@ func (x *trExchange) forwarded(found *trFound) rfc9111.Status {
 	s := rfc9111.Status{Fwd: x.whyForwarded(), Stored: found.source != guard.UnguardedFetch}
 	s.TTL = rfc9111.Seconds{Set: true, Value: found.page.freshness.Left(found.age)}
 	s.Collapsed = found.source == guard.Waited
-	x.mu.Lock()
-	if x.renews && found.source == guard.Fetched {
+	if x.validation() != nil && (found.source == guard.Fetched || found.source == guard.UnguardedFetch) {
 		s.FwdStatus = http.StatusNotModified
 	}
-	x.mu.Unlock()
 	return x.status(s)
 }
 
@@ -48,6 +47,14 @@ func (x *trExchange) answer(p *page, age time.Duration, s rfc9111.Status) *http.
 	copyHeader(h, p.header)
 	if s.Hit || age >= time.Second {
 		rfc9111.SetAge(h, age)
+	}
+	if r := x.validation(); r != nil && s.FwdStatus == http.StatusNotModified {
+		// Its cookies are for the one who made the call, and in no page.
+		for _, name := range setCookies {
+			if lines := r.Header[name]; len(lines) > 0 {
+				h[name] = slices.Clone(lines)
+			}
+		}
 	}
 	s.AppendTo(h)
 	stored := &rfc9111.Response{Status: p.status, Header: p.header}

@@ -41,8 +41,8 @@ type trExchange struct {
 
 	opened chan *trOpening // the response that the client is to read
 	mu     sync.Mutex
-	closed bool // opened has had one, or the client has something else
-	renews bool // the last fetch of this exchange was answered by a 304
+	closed bool           // opened has had one, or the client has something else
+	by304  *http.Response // the last fetch of this exchange was answered by it; nil: by another status
 }
 
 // A trOpening is a response whose header has come, and whose body is on its way.
@@ -258,11 +258,18 @@ func (x *trExchange) leave() {
 	}
 }
 
-// renewed notes whether a fetch was answered by a 304.
-func (x *trExchange) renewed(by304 bool) {
+// renewed notes the 304 that a fetch was answered by, or nil.
+func (x *trExchange) renewed(by304 *http.Response) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.renews = by304
+	x.by304 = by304
+}
+
+// validation is the 304 that the last fetch of this exchange was answered by, or nil.
+func (x *trExchange) validation() *http.Response {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.by304
 }
 
 // peek is what is stored for the request, and where that is or would be.
@@ -352,7 +359,7 @@ func (x *trExchange) validate(slot trSlot, found *trFound) (*http.Response, erro
 	}
 	if r.renewed != nil {
 		r.d.discard()
-		x.renewed(true)
+		x.renewed(r.d.resp)
 		dec := x.decide(r.renewed.status, r.renewed.header, r.began, r.arrived)
 		if !dec.storable {
 			_ = x.t.guard.Delete(ctx, slot.key)

@@ -137,7 +137,7 @@ func (x *trExchange) whyForwarded() rfc9111.Fwd {
 // renew stores a page that a 304 has said is good.
 func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page], r *trReply, stale *page) (*page, error) {
 	r.d.discard()
-	x.renewed(true)
+	x.renewed(r.d.resp)
 	dec := x.decide(r.renewed.status, r.renewed.header, r.began, r.arrived)
 	if dec.storable && covers(slot, dec.page.vary) {
 		return x.keep(f, dec.page, stale.body, stale.trailer)
@@ -153,7 +153,7 @@ func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page
 // receive decides at the header what becomes of a response that others wait for.
 func (x *trExchange) receive(ctx context.Context, slot trSlot, f *guard.Fill[*page], r *trReply, stale, indexed *page) (*page, error) {
 	resp := r.d.resp
-	x.renewed(false)
+	x.renewed(nil)
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
 	x.compareHead(resp)
 	pause := x.t.pauseFor(resp, r.arrived)

@@ -52,7 +52,8 @@ type TransportOptions struct {
 	Harmless []string
 
 	// StoreSetCookie keeps Set-Cookie in what is stored, so that it is given to
-	// everybody who shares it. Default: only the call that was made gets it.
+	// everybody who shares it. Default: only the call that was made gets it, also that
+	// of a 304; of a refresh in the background nobody does.
 	StoreSetCookie bool
 
 	// Heuristic: a response with Last-Modified that states no lifetime is fresh for

@@ -5,9 +5,11 @@ import (
 	"compress/gzip"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -102,6 +104,65 @@ func TestTransportStoresSetCookieIfToldTo(t *testing.T) {
 	waitStored(t, a, v.URL, "Authorization", "me")
 	if got := ask(t, a, v.URL, "Authorization", "me").Header.Get("Set-Cookie"); got != "a=b" {
 		t.Errorf("Set-Cookie is %q", got)
+	}
+}
+
+// A cookie that a 304 sets is for the one whose call it answered, as that of any other
+// response is, and for nobody who waited for it or comes later.
+func TestTransportGivesTheCookieOfA304ToTheCallThatWasMade(t *testing.T) {
+	for _, control := range []string{"max-age=60", "no-cache"} {
+		synctest.Test(t, func(t *testing.T) {
+			calls := 0
+			open := memoryFleet(t)
+			base := func(o *middleware.TransportOptions) {
+				o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+					calls++
+					time.Sleep(time.Second)
+					resp := &http.Response{
+						StatusCode: 200, Header: http.Header{"Cache-Control": {control}, "Etag": {`"1"`}, "Set-Cookie": {fmt.Sprint("call=", calls)}},
+						ContentLength: -1, Body: io.NopCloser(strings.NewReader("hello")), Request: r,
+					}
+					if r.Header.Get("If-None-Match") != "" {
+						resp.StatusCode, resp.ContentLength, resp.Body = 304, 0, http.NoBody
+					}
+					return resp, nil
+				})
+			}
+			rts := []*middleware.Transport{newTransport(t, open(), base), newTransport(t, open(), base)}
+			cookie := func(a answered, want string) {
+				t.Helper()
+				wantAnswer(t, a, 200, "hello")
+				if got := a.Header.Get("Set-Cookie"); got != want {
+					t.Errorf("%s: Set-Cookie is %q, want %q; Cache-Status: %s", control, got, want, a.cacheStatus())
+				}
+			}
+			cookie(ask(t, rts[0], "http://vendor.test/"), "call=1")
+			time.Sleep(2 * time.Minute)
+			if control == "no-cache" { // each makes a call
+				for i := range 4 {
+					cookie(ask(t, rts[i%2], "http://vendor.test/"), fmt.Sprint("call=", i+2))
+				}
+				return
+			}
+			got := make(chan answered, 6)
+			for i := range cap(got) {
+				go func() { got <- ask(t, rts[i%2], "http://vendor.test/") }()
+			}
+			for range cap(got) {
+				a := <-got
+				want := "call=2"
+				if strings.Contains(a.cacheStatus(), ";collapsed") {
+					want = ""
+				} else {
+					wantCacheStatus(t, a, "fwd-status=304")
+				}
+				cookie(a, want)
+			}
+			cookie(ask(t, rts[1], "http://vendor.test/"), "")
+			if calls != 2 {
+				t.Errorf("%d calls", calls)
+			}
+		})
 	}
 }
 

@@ -17,13 +17,16 @@ type trDecision struct {
 	page     *page  // without its body
 }
 
+var setCookies = []string{"Set-Cookie", "Set-Cookie2"}
+
 // decide applies the rules for storing a response.
 func (x *trExchange) decide(status int, header http.Header, began, arrived time.Time) trDecision {
 	kept := header
 	if !x.t.opts.StoreSetCookie {
 		kept = header.Clone()
-		delete(kept, "Set-Cookie")
-		delete(kept, "Set-Cookie2")
+		for _, name := range setCookies {
+			delete(kept, name)
+		}
 	}
 	resp := &rfc9111.Response{Status: status, Header: kept, RequestTime: began, ResponseTime: arrived}
 	dec := rfc9111.Store(x.asStored(), resp, x.rules)
