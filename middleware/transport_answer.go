@@ -35,7 +35,7 @@ func (x *trExchange) forwarded(found *trFound) rfc9111.Status {
 	s := rfc9111.Status{Fwd: x.whyForwarded(), Stored: found.source != guard.UnguardedFetch}
 	s.TTL = rfc9111.Seconds{Set: true, Value: found.page.freshness.Left(found.age)}
 	s.Collapsed = found.source == guard.Waited
-	if x.validation() != nil && (found.source == guard.Fetched || found.source == guard.UnguardedFetch) {
+	if _, ok := x.validation(); ok && (found.source == guard.Fetched || found.source == guard.UnguardedFetch) {
 		s.FwdStatus = http.StatusNotModified
 	}
 	return x.status(s)
@@ -48,10 +48,11 @@ func (x *trExchange) answer(p *page, age time.Duration, s rfc9111.Status) *http.
 	if s.Hit || age >= time.Second {
 		rfc9111.SetAge(h, age)
 	}
-	if r := x.validation(); r != nil && s.FwdStatus == http.StatusNotModified {
+	if s.FwdStatus == http.StatusNotModified {
 		// Its cookies are for the one who made the call, and in no page.
+		by304, _ := x.validation()
 		for _, name := range setCookies {
-			if lines := r.Header[name]; len(lines) > 0 {
+			if lines := by304[name]; len(lines) > 0 {
 				h[name] = slices.Clone(lines)
 			}
 		}

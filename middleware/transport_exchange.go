@@ -265,11 +265,15 @@ func (x *trExchange) renewed(by304 *http.Response) {
 	x.by304 = by304
 }
 
-// validation is the 304 that the last fetch of this exchange was answered by, or nil.
-func (x *trExchange) validation() *http.Response {
+// validation is the header of the 304 that the last fetch of this exchange was answered
+// by, if it was.
+func (x *trExchange) validation() (h http.Header, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.by304
+	if x.by304 == nil {
+		return nil, false
+	}
+	return x.by304.Header, true
 }
 
 // peek is what is stored for the request, and where that is or would be.
