@@ -17,13 +17,18 @@ type learns interface {
 	Learn(ctx context.Context, status int, header http.Header) (budget.Advice, error)
 }
 
+// trMaxHold is how long a call may at most count as under way. It is no bound on
+// calls: they end with their body, or with their request's context, and FetchTimeout
+// is for few of them. It is for bodies that somebody has forgotten.
+const trMaxHold = 24 * time.Hour
+
 // call makes one call, and pays for it.
 func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*http.Response, error) {
 	if c.p.Budget == nil {
 		return t.roundTrip(c, req)
 	}
 	cost := c.p.cost(req, nil)
-	expense, err := c.spend(ctx, cost, t.opts.FetchTimeout)
+	expense, err := c.spend(ctx, cost)
 	if err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close()
@@ -44,11 +49,14 @@ func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*htt
 		_, _ = b.Learn(ctx, resp.StatusCode, resp.Header) // with Redis away this process heeds it all the same
 	}
 	cost = c.p.cost(req, resp)
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		return resp, nil // the body has to stay what it is
+	if resp.StatusCode == http.StatusSwitchingProtocols || resp.Body == http.NoBody {
+		return resp, nil // the body has to stay what it is, or says nothing
 	}
 	over = false
-	resp.Body = &trPaid{ReadCloser: resp.Body, settle: sync.OnceFunc(func() { expense.Settle(cost) })}
+	settle := sync.OnceFunc(func() { expense.Settle(cost) })
+	// The call ends with its context, whether or not somebody closes the body then.
+	untie := context.AfterFunc(ctx, settle)
+	resp.Body = &trPaid{ReadCloser: resp.Body, settle: func() { untie(); settle() }}
 	return resp, nil
 }
 
@@ -68,8 +76,8 @@ func (p *HostPolicy) cost(req *http.Request, resp *http.Response) int {
 }
 
 // spend pays for a call, waiting for it as long as it is of use to somebody.
-func (c trCall) spend(ctx context.Context, cost int, hold time.Duration) (guard.Expense, error) {
-	s := guard.Spending{Cost: cost, Priority: c.p.Priority, MaxWait: c.p.MaxBudgetWait, MaxHold: hold}
+func (c trCall) spend(ctx context.Context, cost int) (guard.Expense, error) {
+	s := guard.Spending{Cost: cost, Priority: c.p.Priority, MaxWait: c.p.MaxBudgetWait, MaxHold: trMaxHold}
 	switch {
 	case c.callers != nil && c.callers.Background():
 		s.Priority, s.MaxWait = guard.Background, 0

@@ -140,7 +140,9 @@ type HostPolicy struct {
 	// there is one and nothing forbids it; else the call waits for MaxBudgetWait, if
 	// its request's deadline allows and while anybody waits for it; else the request
 	// fails with a [*guard.ExhaustedError]. A [budget.Budget] is also told what
-	// responses say of the upstream's limits. Default none.
+	// responses say of the upstream's limits, and its MaxInFlight counts a call until
+	// its body has ended or is closed, or its request's context has ended; for a day at
+	// most. Default none.
 	Budget guard.Budget
 	// MaxBudgetWait: see Budget. Default 0: a call doesn't wait.
 	MaxBudgetWait time.Duration

@@ -212,6 +212,92 @@ func TestTransportRefreshesGiveWayAndCallersDoNot(t *testing.T) {
 	})
 }
 
+// A call counts as under way for as long as it is, which FetchTimeout bounds only
+// where others wait for it.
+func TestTransportKeepsACallsSlotUntilItIsOver(t *testing.T) {
+	type calling func(ctx context.Context, rt http.RoundTripper, method, path string) *http.Response
+	for name, test := range map[string]func(f *payingFleet, call calling, free func() bool){
+		"a POST that is answered late": func(f *payingFleet, call calling, free func() bool) {
+			time.AfterFunc(2*time.Minute-time.Second, func() {
+				if free() {
+					f.Error("before its answer a second call was made")
+				}
+			})
+			_ = call(f.Context(), f.rts[0], "POST", "/late").Body.Close()
+		},
+		"a POST whose body is read for long": func(f *payingFleet, call calling, free func() bool) {
+			resp := call(f.Context(), f.rts[0], "POST", "/")
+			time.Sleep(2 * time.Minute)
+			if free() {
+				f.Error("while it was read a second call was made")
+			}
+			_, _ = io.ReadAll(resp.Body)
+			defer resp.Body.Close() // which ends nothing any more
+			if !free() {
+				f.Error("once it was read its slot wasn't free")
+			}
+		},
+		"a download that was handed to its client": func(f *payingFleet, call calling, free func() bool) {
+			resp := call(f.Context(), f.rts[0], "GET", "/open")
+			time.Sleep(2 * time.Minute)
+			if free() {
+				f.Error("while it was open a second call was made")
+			}
+			_ = resp.Body.Close()
+			synctest.Wait()
+		},
+		"a body that is forgotten, of a context that ends": func(f *payingFleet, call calling, free func() bool) {
+			ctx, cancel := context.WithCancel(f.Context())
+			_ = call(ctx, f.rts[0], "POST", "/") //nolint:bodyclose // it is what this is about
+			time.Sleep(2 * time.Minute)
+			if free() {
+				f.Error("before its context's end a second call was made")
+			}
+			cancel()
+			synctest.Wait()
+		},
+		"no body": func(f *payingFleet, call calling, free func() bool) {
+			_ = call(f.Context(), f.rts[0], "POST", "/none") //nolint:bodyclose // it has none
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := roundTripper(func(r *http.Request) (*http.Response, error) {
+				resp := &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("x")), ContentLength: -1, Request: r}
+				switch r.URL.Path {
+				case "/none":
+					resp.Body = http.NoBody
+				case "/late":
+					time.Sleep(2 * time.Minute)
+				case "/open":
+					resp.Header.Set("Cache-Control", "max-age=60")
+					body, w := io.Pipe()
+					resp.Body = body
+					context.AfterFunc(r.Context(), func() { _ = w.CloseWithError(context.Cause(r.Context())) })
+				}
+				return resp, nil
+			})
+			limit := budget.Limit{Rate: 1000, Per: time.Second, Burst: 1000, MaxInFlight: 1}
+			withBudget(t, limit, "", func(f *payingFleet) {
+				call := func(ctx context.Context, rt http.RoundTripper, method, path string) *http.Response {
+					req, _ := http.NewRequestWithContext(ctx, method, "http://vendor.test"+path, nil)
+					resp, err := rt.RoundTrip(req)
+					if err != nil {
+						f.Fatal(err)
+					}
+					return resp
+				}
+				free := func() bool { return failing(f, f.rts[1], "POST", "http://vendor.test/none") == nil }
+				test(f, call, free)
+				if !free() {
+					f.Error("once it was over its slot wasn't free")
+				}
+			}, func(o *middleware.TransportOptions) {
+				o.Base, o.FetchTimeout, o.MaxBudgetWait = base, time.Second, 0
+			})
+		})
+	}
+}
+
 // A request that no stale response will do for waits, though there is one.
 func TestTransportWaitsForABudgetIfNothingStaleMayBeServed(t *testing.T) {
 	withBudget(t, every(10*time.Second), "max-age=1, stale-if-error=600", func(f *payingFleet) {
