@@ -100,9 +100,14 @@ func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, r *cache.Re
 // fly is the body of a flight whose first caller has read what it has: an
 // unservable entry, nothing yet, or an error; or hasn't read.
 func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
+	if c.force && rd.none() {
+		// Its caller was to join a flight that has ended since. An acquire that has seen
+		// nothing would bring what is to be replaced.
+		rd = e.read(call{ctx: e.flightContext(fs, c.ctx), key: c.key})
+	}
 	p := e.newPursuit(fs, f, c, rd.reading)
 	if rd.err != nil {
-		return p.withoutStore(rd.err)
+		return p.take(&cache.Answer{}, rd.err)
 	}
 	if rd.none() {
 		return p.ended(p.unread())

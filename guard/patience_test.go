@@ -213,6 +213,73 @@ func TestRefreshIsNotGivenWhatWasOverWhenItWasCalled(t *testing.T) {
 	}
 }
 
+// A lookedAt context calls a function when it is first asked for a value: a Refresh
+// does so when it knows whether there is another to join, and hasn't joined it.
+type lookedAt struct {
+	context.Context
+	first func()
+}
+
+func (c *lookedAt) Value(key any) any {
+	if f := c.first; f != nil {
+		c.first = nil
+		f()
+	}
+	return c.Context.Value(key)
+}
+
+// slowReads takes a second for each read, unless its caller leaves.
+type slowReads struct{ cache.Store }
+
+func (s slowReads) Read(ctx context.Context, key string) (*cache.Reading, error) {
+	select {
+	case <-time.After(time.Second):
+		return s.Store.Read(ctx, key)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.guard(slowReads{w.open()}, policy())
+		time.Sleep(time.Second)
+		must(w, g.Set(context.Background(), "k", "old"))
+		end, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			_, _ = g.Refresh(context.Background(), "k", func(context.Context) (string, error) { <-end; return "", errors.New("down") })
+			close(ended)
+		}()
+		time.Sleep(2 * time.Second)
+		o := &origin{takes: time.Second}
+		ctx, cancel := context.WithCancel(context.Background())
+		left := make(chan error)
+		go func() {
+			_, err := g.Refresh(&lookedAt{ctx, func() { close(end); <-ended }}, "k", o.fetch)
+			left <- err
+		}()
+		time.Sleep(500 * time.Millisecond)
+		// It may leave while the key is read: whoever has joined it goes on.
+		second := make(chan answer)
+		go func() {
+			v, err := g.Refresh(context.Background(), "k", o.fetch)
+			second <- answer{value: v, err: err}
+		}()
+		synctest.Wait()
+		cancel()
+		if err := <-left; !errors.Is(err, context.Canceled) {
+			w.Errorf("who left got %v", err)
+		}
+		if a := <-second; a.value != "v1" || a.err != nil {
+			w.Errorf("who stayed got %q, %v", a.value, a.err)
+		}
+		if s := g.Stats(); s.Unguarded != 0 {
+			w.Errorf("%d fetches without a lease", s.Unguarded)
+		}
+		o.fetched(w, 1)
+	})
+}
+
 func TestStatsCountWhatHappened(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))
