@@ -253,7 +253,7 @@ func (b *batch) ask(asked []*member) (won, away []*member) {
 	}
 	for i, m := range asked {
 		if closed || errors.Is(answers[i].Err, cache.ErrClosed) {
-			m.answer(&outcome{err: ErrClosed, moment: always})
+			m.answer(guardClosed())
 		}
 	}
 	return won, away

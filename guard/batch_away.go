@@ -14,9 +14,9 @@ func (b *batch) withoutStore(away []*member) {
 	for _, m := range away {
 		switch {
 		case errors.Is(m.err, cache.ErrClosed):
-			m.answer(&outcome{err: ErrClosed, moment: always})
+			m.answer(guardClosed())
 		case m.refusesWithout():
-			m.answer(&outcome{err: unavailable(m.err), moment: always})
+			m.answer(&outcome{err: unavailable(m.err), own: true, moment: always})
 		default:
 			open = append(open, m)
 		}
@@ -39,7 +39,7 @@ func (b *batch) fetchUnguarded(open []*member) {
 			defer func() { <-b.unguarded }()
 		case <-b.ctx.Done():
 			for _, m := range open {
-				m.answer(&outcome{err: ErrClosed, moment: always})
+				m.answer(guardClosed())
 			}
 			return
 		}

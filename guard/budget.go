@@ -132,7 +132,7 @@ func (p *pursuit) afford(f *fill, lease *cache.Lease) error {
 // livesOnStale reports whether the flight's callers have a stale value to live on
 // if its budget is exhausted.
 func (p *pursuit) livesOnStale() bool {
-	return !p.call.force && p.policy.StaleIfError > 0 && servableIfError(p.known, 0) && p.maskable(&ExhaustedError{})
+	return !p.call.force && p.policy.StaleIfError > 0 && servableIfError(p.known, 0) && p.maskable(&outcome{err: &ExhaustedError{}})
 }
 
 // maxDoomed is how many flights may ask for a lease though it is known that they
@@ -229,7 +229,7 @@ func (p *pursuit) unaffordable(lease *cache.Lease, why error) *outcome {
 		}
 		switch {
 		case p.engine.ctx.Err() != nil:
-			return &outcome{err: ErrClosed, moment: always}
+			return guardClosed()
 		case errors.Is(why, errNotWanted):
 			return goRound()
 		}

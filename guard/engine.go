@@ -65,7 +65,7 @@ func (e *engine) allFlights() []*flights {
 // load is one call of Get, Load or Refresh.
 func (e *engine) load(c call) *outcome {
 	o := e.pursue(c)
-	if errors.Is(o.err, ErrWaitTimeout) && e.policy.OnWaitTimeout == StaleOrFetch {
+	if o.late() && e.policy.OnWaitTimeout == StaleOrFetch {
 		o = e.insteadOfWaiting(c, o.err)
 	}
 	e.counters.served(o, c.ctx.Err() != nil)
@@ -110,7 +110,7 @@ func (e *engine) pursue(c call) *outcome {
 		}
 		if o == nil || o.then == fetch {
 			if within(c.ctx, e, c.key) {
-				return &outcome{err: e.reentrant(c.key)}
+				return e.reentrant(c.key)
 			}
 			if num == 0 {
 				num = e.tick()
@@ -193,7 +193,7 @@ func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 		return &outcome{err: context.Cause(ctx)}
 	}
 	if e.ctx.Err() != nil || errors.Is(err, cache.ErrClosed) {
-		return &outcome{err: ErrClosed}
+		return guardClosed()
 	}
 	return nil
 }
@@ -254,7 +254,7 @@ type sharing struct {
 func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*flight) *outcome) *outcome {
 	f, result, first := s.fs.join(s.key, s.num, run)
 	if f == nil {
-		return &outcome{err: ErrClosed}
+		return guardClosed()
 	}
 	defer s.fs.leave(f, s.num)
 	var superseded <-chan struct{} = f.superseded
@@ -281,16 +281,21 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 				waited.stop() // it waits for its own fetch, which has a bound of its own
 				continue
 			}
-			return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, e.policy.WaitTimeout, e.about(s.key))}
+			return e.waitedTooLong(s.key)
 		}
 	}
+}
+
+// waitedTooLong is the outcome for a caller who has waited for WaitTimeout.
+func (e *engine) waitedTooLong(key string) *outcome {
+	return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, e.policy.WaitTimeout, e.about(key)), own: true}
 }
 
 // shareLocally waits for a fetch by a caller of this process that started after
 // this one came. Nothing is read in between: it would not be stored.
 func (e *engine) shareLocally(c call, waited *patience) *outcome {
 	if within(c.ctx, e, c.key) {
-		return &outcome{err: e.reentrant(c.key)}
+		return e.reentrant(c.key)
 	}
 	num := e.tick()
 	for {
@@ -306,7 +311,7 @@ func (e *engine) shareLocally(c call, waited *patience) *outcome {
 // if it has read nothing yet, it does now. Either was sent for after it came, so
 // this needs no sharing rule.
 func (e *engine) mask(c call, o *outcome, rd read) *outcome {
-	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o.err) {
+	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o) {
 		return o
 	}
 	if rd.none() {
@@ -325,17 +330,17 @@ func (e *engine) mask(c call, o *outcome, rd read) *outcome {
 	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
-// maskable reports whether a stale value may stand in for the error.
-func (e *engine) maskable(err error) bool {
+// maskable reports whether a stale value may stand in for the outcome's error.
+func (e *engine) maskable(o *outcome) bool {
 	switch {
-	case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed):
+	case errors.Is(o.err, ErrNotFound), o.own && errors.Is(o.err, ErrClosed):
 		return false
-	case errors.Is(err, ErrWaitTimeout):
+	case o.late():
 		return e.policy.OnWaitTimeout != ErrorAlways
-	case errors.Is(err, errSoftTimeout), e.policy.StaleOn == nil:
+	case errors.Is(o.err, errSoftTimeout), e.policy.StaleOn == nil:
 		return true
 	}
-	return e.policy.StaleOn(err)
+	return e.policy.StaleOn(o.err)
 }
 
 // errSoftTimeout is never returned: it is masked, or the wait goes on.

@@ -190,7 +190,7 @@ func (p *pursuit) ending(lease *cache.Lease, start uint64, r *fetched) ending {
 	switch {
 	case r.err != nil && p.engine.ctx.Err() != nil:
 		p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
-		return released(&outcome{err: ErrClosed, moment: always})
+		return released(guardClosed())
 	case r.lost, errors.Is(r.err, errNotWanted):
 		// The fetch was ended by the loss of its lease: a loss, not a failure. To
 		// release the lease strikes its attempt from the record, and frees the key
@@ -355,7 +355,7 @@ func (p *pursuit) unguardedFetch(why error) *outcome {
 		case p.unguarded <- struct{}{}:
 			defer func() { <-p.unguarded }()
 		case <-p.ctx.Done():
-			return &outcome{err: ErrClosed, moment: always}
+			return guardClosed()
 		}
 		p.ctx = context.WithValue(p.ctx, slotKey{}, p.engine)
 	}
@@ -381,7 +381,7 @@ func (p *pursuit) fetchHere(source Source) *outcome {
 // fetchedHere is the outcome of a fetch without a lease.
 func (p *pursuit) fetchedHere(r *fetched, f *fill, start uint64, source Source) *outcome {
 	if p.engine.ctx.Err() != nil {
-		return &outcome{err: ErrClosed, moment: always}
+		return guardClosed()
 	}
 	if errors.Is(r.err, errNotWanted) {
 		return goRound()
@@ -399,7 +399,7 @@ func (p *pursuit) fetchedHere(r *fetched, f *fill, start uint64, source Source) 
 // caller's own context. mark is what says so, if this caller has read it.
 func (e *engine) alone(c call, mark *cache.Reading) *outcome {
 	if within(c.ctx, e, c.key) {
-		return &outcome{err: e.reentrant(c.key)}
+		return e.reentrant(c.key)
 	}
 	if mark == nil {
 		mark = &cache.Reading{} // a wake-up has told of it, and what is left of it isn't known
@@ -437,13 +437,15 @@ func (e *engine) insteadOfWaiting(c call, why error) *outcome {
 	case <-c.ctx.Done():
 		return &outcome{err: context.Cause(c.ctx)}
 	case <-e.ctx.Done():
-		return &outcome{err: ErrClosed}
+		return guardClosed()
 	}
 	e.observe(Event{Kind: cache.Unguarded, Key: c.key, Err: why})
 	return e.forOneself(c, UnguardedFetch, nil)
 }
 
-func (e *engine) reentrant(key string) error { return fmt.Errorf("%w: %s", ErrReentrant, e.about(key)) }
+func (e *engine) reentrant(key string) *outcome {
+	return &outcome{err: fmt.Errorf("%w: %s", ErrReentrant, e.about(key)), own: true}
+}
 
 // randomToken stands in for a lease's where there is no lease.
 func randomToken() (t cache.Token) {

@@ -210,7 +210,7 @@ func (p *pursuit) take(answer *cache.Answer, err error) *outcome {
 		if answer.Verdict == cache.Granted {
 			_ = p.store.Release(context.WithoutCancel(p.ctx), answer.Lease)
 		}
-		return &outcome{err: ErrClosed, moment: always}
+		return guardClosed()
 	}
 	if err != nil {
 		return p.withoutStore(err)
@@ -287,6 +287,7 @@ func (p *pursuit) quarantined(left time.Duration) *outcome {
 	p.observe(Event{Kind: cache.KeyQuarantined, Key: p.call.key, Duration: left})
 	return &outcome{
 		err:    fmt.Errorf("%w: %d processes died fetching %s; lifted in %v, or by Reset or Set", ErrQuarantined, p.policy.MaxAttempts, p.about(p.call.key), left),
+		own:    true,
 		moment: p.moment,
 	}
 }
@@ -329,7 +330,7 @@ func (p *pursuit) wait(a *cache.Answer) *outcome {
 	case <-timer.C:
 		p.poll = min(p.poll*3/2, lastPoll)
 	case <-p.ctx.Done():
-		return &outcome{err: ErrClosed, moment: always}
+		return guardClosed()
 	}
 	if !p.background && p.fs.deserted(p.f) {
 		return goRound() // for whoever joins at this very moment
@@ -387,10 +388,10 @@ func (p *pursuit) told(m cache.Message) *outcome {
 // grant leases.
 func (p *pursuit) withoutStore(why error) *outcome {
 	if errors.Is(why, cache.ErrClosed) {
-		return &outcome{err: ErrClosed, moment: always}
+		return guardClosed()
 	}
 	if p.refusesWithout() {
-		return &outcome{err: unavailable(why), moment: always}
+		return &outcome{err: unavailable(why), own: true, moment: always}
 	}
 	return p.unguardedFetch(why)
 }

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -224,6 +225,7 @@ func (f *flight) checkWanted() {
 type outcome struct {
 	value  any // *V
 	err    error
+	own    bool // err is this guard's word: what a fetch returned may wrap the same one, of another
 	source Source
 	stored bool
 	entry  *cache.Reading // for age and TTL, where there is one
@@ -260,6 +262,12 @@ const always = ^uint64(0)
 
 // goRound sends every caller round again.
 func goRound() *outcome { return &outcome{then: fetch, moment: always} }
+
+// guardClosed is the outcome for every caller of a guard that is closed.
+func guardClosed() *outcome { return &outcome{err: ErrClosed, own: true, moment: always} }
+
+// late reports whether the caller has waited for WaitTimeout.
+func (o *outcome) late() bool { return o.own && errors.Is(o.err, ErrWaitTimeout) }
 
 // call is one caller's request.
 type call struct {

@@ -2,8 +2,6 @@ package guard
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -84,7 +82,7 @@ func which(ws []*wanted, then action) (some []*wanted) {
 func (m *many) notWithin(ws []*wanted) (others []*wanted) {
 	for _, w := range ws {
 		if within(m.ctx, m.engine, w.key) {
-			w.o = &outcome{err: m.reentrant(w.key)}
+			w.o = m.reentrant(w.key)
 		} else {
 			others = append(others, w)
 		}
@@ -102,7 +100,7 @@ func (m *many) share(fs *flights, ws []*wanted, num uint64, waited, soft *patien
 	b.start()
 	for i, w := range ws {
 		if w.f == nil {
-			w.o = &outcome{err: ErrClosed}
+			w.o = guardClosed()
 			continue
 		}
 		w.o = m.await(fs, w, ws[i:], num, waited, soft)
@@ -128,7 +126,7 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 		}
 		overdue := m.waitOver && !m.ownFetch(fs, w)
 		if overdue {
-			return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, m.policy.WaitTimeout, m.about(w.key))}
+			return m.waitedTooLong(w.key)
 		}
 		select {
 		case res := <-w.result:
@@ -226,7 +224,7 @@ func (m *many) mask(all []*wanted) {
 	}
 	var failed []*wanted
 	for _, w := range all {
-		if w.o.err != nil && m.maskable(w.o.err) {
+		if w.o.err != nil && m.maskable(w.o) {
 			failed = append(failed, w)
 		}
 	}
@@ -243,7 +241,7 @@ func (m *many) insteadOfWaiting(all []*wanted) {
 	}
 	var late []*wanted
 	for _, w := range all {
-		if errors.Is(w.o.err, ErrWaitTimeout) {
+		if w.o.late() {
 			late = append(late, w)
 		}
 	}
@@ -257,7 +255,7 @@ func (m *many) insteadOfWaiting(all []*wanted) {
 	case <-m.ctx.Done():
 		ended = &outcome{err: context.Cause(m.ctx)}
 	case <-m.engine.ctx.Done():
-		ended = &outcome{err: ErrClosed}
+		ended = guardClosed()
 	}
 	for _, w := range late {
 		if ended != nil {

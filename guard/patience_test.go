@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,59 @@ func TestWaitTimeoutFollowsThePolicy(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A fetch may ask another guard, and return what that one says of its own caller.
+func TestAnotherGuardsErrorIsTheFetchs(t *testing.T) {
+	others := []error{guard.ErrWaitTimeout, guard.ErrClosed, guard.ErrUnavailable, guard.ErrQuarantined}
+	fails := func(err error) *origin {
+		return &origin{takes: time.Second, answer: func(context.Context, int) (string, error) {
+			return "", fmt.Errorf("the other guard: %w", err)
+		}}
+	}
+	t.Run("shared by all who wait", func(t *testing.T) {
+		for _, err := range others {
+			inMemory(t, func(w *world) {
+				fleet := w.fleet(1, policy(func(p *guard.Policy) { p.OnWaitTimeout = guard.StaleOrFetch }))
+				o := fails(err)
+				for _, a := range callers(fleet, 10, "k", o.fetch) {
+					if !errors.Is(a.err, err) || a.took != time.Second {
+						w.Errorf("%v after %v", a.err, a.took)
+					}
+				}
+				o.fetched(w, 1)
+				if s := fleet[0].Stats().Errors; s != (guard.ErrorStats{Fetch: 10}) {
+					w.Errorf("%v: %+v", err, s)
+				}
+			})
+		}
+	})
+	t.Run("by batches, too", func(t *testing.T) {
+		inMemory(t, func(w *world) {
+			g := w.fleet(1, policy(func(p *guard.Policy) { p.OnWaitTimeout = guard.StaleOrFetch }))[0]
+			o := &manyOrigin{takes: time.Second, answer: func(context.Context, []string) (map[string]string, error) {
+				return nil, guard.ErrWaitTimeout
+			}}
+			var wg sync.WaitGroup
+			for range 10 {
+				wg.Go(func() { _, _ = g.GetMany(context.Background(), []string{"a", "b"}, o.fetch) })
+			}
+			wg.Wait()
+			o.eachOnce(w, []string{"a", "b"})
+		})
+	})
+	t.Run("and masked", func(t *testing.T) {
+		for _, err := range others {
+			inMemory(t, func(w *world) {
+				g := w.fleet(1, policy(func(p *guard.Policy) { p.StaleIfError, p.OnWaitTimeout = time.Hour, guard.ErrorAlways }))[0]
+				must(w, g.Set(context.Background(), "k", "old"))
+				time.Sleep(2 * time.Minute)
+				if v := get(w, g, "k", fails(err).fetch); v != "old" {
+					w.Errorf("%v: %q", err, v)
+				}
+			})
+		}
+	})
 }
 
 func TestErrorPauseDoublesFleetWide(t *testing.T) {

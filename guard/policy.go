@@ -111,8 +111,9 @@ type Policy struct {
 	MaxErrorPause time.Duration
 
 	// StaleOn says which errors a stale value may stand in for (StaleIfError,
-	// SoftTimeout aside). ErrNotFound, ErrClosed, and the end of the caller's own
-	// context are never masked, and are not asked about. Default all others.
+	// SoftTimeout aside). ErrNotFound, the guard's own ErrClosed, and the end of the
+	// caller's own context are never masked, and are not asked about. Default all
+	// others.
 	StaleOn func(error) bool `json:"-"` // a policy may come from a file, a function does not
 
 	// SoftTimeout is how long a call waits for a fetch before it is given a stale

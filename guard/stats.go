@@ -155,7 +155,7 @@ func (c *counters) event(kind cache.EventKind) {
 // served counts what one call ended with.
 func (c *counters) served(o *outcome, ended bool) {
 	if o.err != nil {
-		c.failed(o.err, ended)
+		c.failed(o, ended)
 		return
 	}
 	switch o.source {
@@ -171,7 +171,8 @@ func (c *counters) served(o *outcome, ended bool) {
 }
 
 // failed counts an error a caller was given; ended says that its context is over.
-func (c *counters) failed(err error, ended bool) {
+func (c *counters) failed(o *outcome, ended bool) {
+	err := o.err
 	var remote *RemoteError
 	var panicked *PanicError
 	var exhausted *ExhaustedError
@@ -189,6 +190,7 @@ func (c *counters) failed(err error, ended bool) {
 		counter = &c.errPanic
 	case errors.Is(err, ErrFetchTimeout):
 		counter = &c.errFetchTimeout
+	case !o.own: // what follows would be another guard's
 	case errors.Is(err, ErrWaitTimeout):
 		counter = &c.errWaitTimeout
 	case errors.Is(err, ErrQuarantined):
