@@ -296,6 +296,64 @@ func TestFailureOfAPrivateUnguardedFetchIsShared(t *testing.T) {
 	})
 }
 
+// pitfall 29
+func TestUnguardedFetchesThatNobodyWaitsForGiveUpTheirTurn(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 1 })
+	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.cut()
+		for range 10 {
+			get(w, g, "warm-up", (&origin{}).fetch)
+		}
+		o, many := &origin{takes: 10 * time.Second}, &manyOrigin{takes: 10 * time.Second}
+		go get(w, g, "slow", o.fetch)
+		time.Sleep(time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() { _, _ = g.Get(ctx, fmt.Sprint("k", i), o.fetch) })
+			wg.Go(func() { _, _ = g.GetMany(ctx, []string{fmt.Sprint("a", i), fmt.Sprint("b", i)}, many.fetch) })
+		}
+		wg.Wait()
+		time.Sleep(time.Second)
+		if s := g.Stats(); len(s.InFlight) != 1 {
+			w.Errorf("in flight, when all but one caller have left: %+v", s.InFlight)
+		}
+		// Who comes now waits for the one that runs, and nothing else.
+		if a := callers([]*guard.Guard[string]{g}, 1, "live", (&origin{}).fetch)[0]; a.err != nil || a.took > 10*time.Second {
+			w.Errorf("%v after %v", a.err, a.took)
+		}
+		o.fetched(w, 1)
+		many.called(w, 0)
+	})
+}
+
+// Of those who leave a flight that waits for its turn, the last one ends it.
+func TestUnguardedFetchIsMadeForWhoIsLeft(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 1 })
+	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.cut()
+		for range 10 {
+			get(w, g, "warm-up", (&origin{}).fetch)
+		}
+		o, many := &origin{}, &manyOrigin{}
+		go get(w, g, "slow", (&origin{takes: 10 * time.Second}).fetch)
+		time.Sleep(time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		go func() { _, _ = g.Get(ctx, "k", o.fetch) }()
+		go func() { _, _ = g.GetMany(ctx, []string{"a", "b"}, many.fetch) }()
+		time.Sleep(time.Millisecond)
+		var wg sync.WaitGroup
+		for _, key := range []string{"k", "b"} {
+			wg.Go(func() { get(w, g, key, never) })
+		}
+		wg.Wait()
+		o.fetched(w, 1)
+		many.called(w, 1)
+	})
+}
+
 func TestChangeThatWasNotAnsweredSaysThatItMayStillHappen(t *testing.T) {
 	faulty(t, policy(), cache.Options{BreakerFailures: 4}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.blackHole.Store(true)

@@ -33,17 +33,14 @@ func (b *batch) withoutStore(away []*member) {
 
 // fetchUnguarded is unguardedFetch for many.
 func (b *batch) fetchUnguarded(open []*member) {
-	if b.ctx.Value(slotKey{}) != b.engine {
-		select {
-		case b.unguarded <- struct{}{}:
-			defer func() { <-b.unguarded }()
-		case <-b.ctx.Done():
-			for _, m := range open {
-				m.answer(guardClosed())
-			}
-			return
+	leave := b.turn(b.ctx, func() bool { return b.deserted(open) })
+	if leave == nil {
+		for _, m := range open {
+			m.answer(b.noTurn())
 		}
+		return
 	}
+	defer leave()
 	for _, m := range open {
 		m.observe(Event{Kind: cache.Unguarded, Key: m.call.key, Err: m.err})
 	}

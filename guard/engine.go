@@ -66,7 +66,7 @@ func (e *engine) allFlights() []*flights {
 func (e *engine) load(c call) *outcome {
 	o := e.pursue(c)
 	if o.late() && e.policy.OnWaitTimeout == StaleOrFetch {
-		o = e.insteadOfWaiting(c, o.err)
+		o = e.insteadOfWaiting(c, o)
 	}
 	e.counters.served(o, c.ctx.Err() != nil)
 	return o

@@ -28,8 +28,8 @@ var (
 	// ErrQuarantined: so many processes died fetching this key that nobody may
 	// for a while ([Policy.MaxAttempts], [Policy.Quarantine]).
 	ErrQuarantined = errors.New("guard: key quarantined")
-	// ErrWaitTimeout: the outcome of somebody else's fetch did not come within
-	// [Policy.WaitTimeout].
+	// ErrWaitTimeout: the outcome of somebody else's fetch, or the turn of one's own
+	// without a lease, did not come within [Policy.WaitTimeout].
 	ErrWaitTimeout = errors.New("guard: waited too long for the fetch of another caller")
 	// ErrFetchTimeout: the fetch did not end within [Policy.FetchTimeout].
 	ErrFetchTimeout = errors.New("guard: fetch timed out")

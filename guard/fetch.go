@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -350,15 +351,12 @@ func (p *pursuit) fail(lease *cache.Lease, start uint64, took time.Duration, cau
 // unguardedFetch fetches without a lease: callers of the key in this process
 // share it, and MaxUnguarded bounds them all.
 func (p *pursuit) unguardedFetch(why error) *outcome {
-	if p.ctx.Value(slotKey{}) != p.engine { // else asked for by a fetch that has a slot
-		select {
-		case p.unguarded <- struct{}{}:
-			defer func() { <-p.unguarded }()
-		case <-p.ctx.Done():
-			return guardClosed()
-		}
-		p.ctx = context.WithValue(p.ctx, slotKey{}, p.engine)
+	leave := p.turn(p.ctx, p.Deserted)
+	if leave == nil {
+		return p.noTurn()
 	}
+	defer leave()
+	p.ctx = context.WithValue(p.ctx, slotKey{}, p.engine)
 	p.observe(Event{Kind: cache.Unguarded, Key: p.call.key, Err: why})
 	return p.fetchHere(UnguardedFetch)
 }
@@ -366,6 +364,41 @@ func (p *pursuit) unguardedFetch(why error) *outcome {
 // slotKey marks the context of a fetch that has a slot of the engine it names:
 // a fetch of another key from within must not queue behind its own caller.
 type slotKey struct{}
+
+// turn waits for one of the MaxUnguarded slots, and returns what gives it back; nil if
+// ctx or the guard ended before, or deserted, if there is one, says that nobody is
+// there any more.
+func (e *engine) turn(ctx context.Context, deserted func() bool) (leave func()) {
+	if ctx.Value(slotKey{}) == e {
+		return func() {} // asked for by a fetch that has one
+	}
+	select {
+	case e.unguarded <- struct{}{}:
+	default:
+		wanted, stop := callers.WhileWanted(ctx, e.ctx.Done(), deserted)
+		defer stop()
+		select {
+		case e.unguarded <- struct{}{}:
+		case <-wanted.Done():
+			return nil
+		}
+	}
+	leave = func() { <-e.unguarded }
+	if deserted != nil && deserted() {
+		leave()
+		return nil
+	}
+	return leave
+}
+
+// noTurn is the outcome of a flight that got no slot: who has joined it at this very
+// moment goes round.
+func (e *engine) noTurn() *outcome {
+	if e.ctx.Err() != nil {
+		return guardClosed()
+	}
+	return goRound()
+}
 
 // fetchHere fetches for the callers who were there before, and stores nothing.
 func (p *pursuit) fetchHere(source Source) *outcome {
@@ -430,17 +463,21 @@ func (e *engine) forOneself(c call, source Source, mark *cache.Reading) *outcome
 
 // insteadOfWaiting is StaleOrFetch's fetch, bounded with those that run while
 // Redis is away.
-func (e *engine) insteadOfWaiting(c call, why error) *outcome {
-	select {
-	case e.unguarded <- struct{}{}:
-		defer func() { <-e.unguarded }()
-	case <-c.ctx.Done():
-		return &outcome{err: context.Cause(c.ctx)}
-	case <-e.ctx.Done():
-		return guardClosed()
+func (e *engine) insteadOfWaiting(c call, late *outcome) *outcome {
+	leave := e.ownTurn(c.ctx)
+	if leave == nil {
+		return cmp.Or(e.endedFor(c.ctx, nil), late)
 	}
-	e.observe(Event{Kind: cache.Unguarded, Key: c.key, Err: why})
+	defer leave()
+	e.observe(Event{Kind: cache.Unguarded, Key: c.key, Err: late.err})
 	return e.forOneself(c, UnguardedFetch, nil)
+}
+
+// ownTurn is turn for one caller, who waits for WaitTimeout at most.
+func (e *engine) ownTurn(ctx context.Context) (leave func()) {
+	ctx, cancel := context.WithTimeout(ctx, e.policy.WaitTimeout)
+	defer cancel()
+	return e.turn(ctx, nil)
 }
 
 func (e *engine) reentrant(key string) *outcome {

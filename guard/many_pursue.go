@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -248,25 +249,18 @@ func (m *many) insteadOfWaiting(all []*wanted) {
 	if len(late) == 0 {
 		return
 	}
-	var ended *outcome
-	select {
-	case m.unguarded <- struct{}{}:
-		defer func() { <-m.unguarded }()
-	case <-m.ctx.Done():
-		ended = &outcome{err: context.Cause(m.ctx)}
-	case <-m.engine.ctx.Done():
-		ended = guardClosed()
-	}
-	for _, w := range late {
-		if ended != nil {
-			w.o = ended
-		} else {
-			m.observe(Event{Kind: cache.Unguarded, Key: w.key, Err: w.o.err})
+	leave := m.ownTurn(m.ctx)
+	if leave == nil {
+		for _, w := range late {
+			w.o = cmp.Or(m.endedFor(m.ctx, nil), w.o)
 		}
+		return
 	}
-	if ended == nil {
-		m.forOneself(late, UnguardedFetch)
+	defer leave()
+	for _, w := range late {
+		m.observe(Event{Kind: cache.Unguarded, Key: w.key, Err: w.o.err})
 	}
+	m.forOneself(late, UnguardedFetch)
 }
 
 // settle counts, starts the refreshes, and keeps values in the near cache.

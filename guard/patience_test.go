@@ -128,6 +128,40 @@ func TestAnotherGuardsErrorIsTheFetchs(t *testing.T) {
 	})
 }
 
+// Its own fetch needs a turn, too: it waits for that as long as for the other's, and no
+// longer.
+func TestWaitTimeoutBoundsTheWaitForATurn(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) {
+			p.WaitTimeout, p.OnWaitTimeout, p.MaxUnguarded = time.Second, guard.StaleOrFetch, 1
+		}))
+		slow := &manyOrigin{takes: 20 * time.Second}
+		keys := []string{"a", "b", "c"}
+		go getMany(w, fleet[0], keys, slow.fetch)
+		synctest.Wait()
+		own := &origin{takes: 10 * time.Second}
+		go callers(fleet[1:], 1, "a", own.fetch) // from the first second on, its own
+		time.Sleep(500 * time.Millisecond)
+		start := time.Now()
+		done := make(chan error)
+		go func() {
+			_, err := fleet[1].GetMany(context.Background(), keys[1:], neverMany)
+			done <- err
+		}()
+		_, err := fleet[1].Get(context.Background(), "b", never)
+		for _, err := range []error{err, <-done} {
+			if !errors.Is(err, guard.ErrWaitTimeout) || time.Since(start) != 2*time.Second {
+				w.Errorf("%v after %v", err, time.Since(start))
+			}
+		}
+		if s := fleet[1].Stats(); s.Errors != (guard.ErrorStats{WaitTimeout: 3}) {
+			w.Errorf("%+v", s.Errors)
+		}
+		time.Sleep(20 * time.Second)
+		own.fetched(w, 1)
+	})
+}
+
 func TestErrorPauseDoublesFleetWide(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(3, policy(func(p *guard.Policy) {

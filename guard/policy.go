@@ -40,7 +40,9 @@ const (
 	ErrorAlways
 	// StaleOrFetch gives the stale value if StaleIfError allows it, else lets the
 	// caller fetch for itself, without a lease: at most Policy.MaxUnguarded such
-	// fetches run at once in the process. What is fetched so is not stored.
+	// fetches run at once in the process. Who has waited for Policy.WaitTimeout once
+	// more, for its turn among them, gets ErrWaitTimeout. What is fetched so is not
+	// stored.
 	StaleOrFetch
 )
 
@@ -153,7 +155,8 @@ type Policy struct {
 	WhenUnavailable WhenUnavailable
 
 	// MaxUnguarded bounds the fetches that run at once in this process without a
-	// lease, while Redis is away (FailOpen); further ones queue. Default 32.
+	// lease, while Redis is away (FailOpen) or for StaleOrFetch; further ones queue,
+	// while anybody waits for them. Default 32.
 	MaxUnguarded int
 
 	// MaxBatch bounds the keys of one call of GetMany's fetch; for more there are
