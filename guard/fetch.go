@@ -469,6 +469,7 @@ func (e *engine) insteadOfWaiting(c call, late *outcome) *outcome {
 		return cmp.Or(e.endedFor(c.ctx, nil), late)
 	}
 	defer leave()
+	c.ctx = context.WithValue(c.ctx, slotKey{}, e)
 	e.observe(Event{Kind: cache.Unguarded, Key: c.key, Err: late.err})
 	return e.forOneself(c, UnguardedFetch, nil)
 }

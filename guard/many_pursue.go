@@ -176,7 +176,7 @@ func (m *many) shareLocally(ws []*wanted) {
 
 // alone fetches for this call alone, on its own context, what may not be shared.
 func (m *many) alone(ws []*wanted) {
-	m.forOneself(m.notWithin(ws), Fetched)
+	m.forOneself(m.ctx, m.notWithin(ws), Fetched)
 }
 
 // spending is that of a fetch for this call alone.
@@ -187,7 +187,7 @@ func (m *many) spending() Spending {
 }
 
 // forOneself is engine.forOneself for many.
-func (m *many) forOneself(ws []*wanted, source Source) {
+func (m *many) forOneself(ctx context.Context, ws []*wanted, source Source) {
 	turns := map[string]int{}
 	for i, w := range ws {
 		turns[w.key] = i / m.policy.MaxBatch
@@ -201,15 +201,15 @@ func (m *many) forOneself(ws []*wanted, source Source) {
 		}
 		var paid fill
 		var rs []fetched
-		if err := m.affordMany(m.ctx, some[0].key, m.spending(), &paid, m.engine.ctx.Done(), nil); err != nil {
+		if err := m.affordMany(ctx, some[0].key, m.spending(), &paid, m.engine.ctx.Done(), nil); err != nil {
 			rs = all(len(some), fetched{err: err})
 		} else {
-			rs = m.runFetchMany(m.ctx, m.fetch, &fetchKeys{turns, turn}, evs, paid, m.engine.ctx.Done())
+			rs = m.runFetchMany(ctx, m.fetch, &fetchKeys{turns, turn}, evs, paid, m.engine.ctx.Done())
 		}
 		for i, r := range rs {
 			o := &outcome{value: r.value, err: r.err, source: source}
 			if r.err != nil {
-				if ended := m.endedFor(m.ctx, nil); ended != nil {
+				if ended := m.endedFor(ctx, nil); ended != nil {
 					o = ended
 				}
 			}
@@ -260,7 +260,7 @@ func (m *many) insteadOfWaiting(all []*wanted) {
 	for _, w := range late {
 		m.observe(Event{Kind: cache.Unguarded, Key: w.key, Err: w.o.err})
 	}
-	m.forOneself(late, UnguardedFetch)
+	m.forOneself(context.WithValue(m.ctx, slotKey{}, m.engine), late, UnguardedFetch)
 }
 
 // settle counts, starts the refreshes, and keeps values in the near cache.

@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"sync/atomic"
 	"testing"
@@ -108,6 +109,42 @@ func TestNestedUnguardedFetchDoesNotQueueBehindItsCaller(t *testing.T) {
 		if v != "b" || err != nil {
 			w.Errorf("got %q, %v", v, err)
 		}
+	})
+}
+
+// pitfall 29
+func TestNestedFetchInsteadOfWaitingDoesNotQueueBehindItsCaller(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) {
+			p.WaitTimeout, p.OnWaitTimeout, p.MaxUnguarded = time.Second, guard.StaleOrFetch, 1
+		}))
+		slow := &manyOrigin{takes: 20 * time.Second}
+		go getMany(w, fleet[0], keysFrom(0, 4), slow.fetch)
+		time.Sleep(100 * time.Millisecond)
+		g, o := fleet[1], &manyOrigin{}
+		one := func(ctx context.Context, key string, fetch guard.FetchFunc[string]) error {
+			_, err := g.Get(ctx, key, fetch)
+			return err
+		}
+		many := func(ctx context.Context, key string, fetch guard.FetchFunc[string]) error {
+			_, err := g.GetMany(ctx, []string{key}, func(ctx context.Context, _ []string) (map[string]string, error) {
+				v, err := fetch(ctx)
+				return map[string]string{key: v}, err
+			})
+			return err
+		}
+		for i, get := range []func(context.Context, string, guard.FetchFunc[string]) error{one, many} {
+			outer, inner := fmt.Sprint("k", 2*i), fmt.Sprint("k", 2*i+1)
+			start := time.Now()
+			err := get(context.Background(), outer, func(ctx context.Context) (string, error) {
+				return "v", get(ctx, inner, o.one(inner))
+			})
+			if err != nil || time.Since(start) != 2*time.Second {
+				w.Errorf("%v after %v", err, time.Since(start))
+			}
+		}
+		o.called(w, 2)
+		time.Sleep(20 * time.Second)
 	})
 }
 
