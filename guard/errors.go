@@ -43,7 +43,7 @@ var (
 	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
 	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")
 
-	errNoFetch = errors.New("guard: the fetch is nil; to look without fetching there is Peek")
+	errNoFetch = errors.New("it is nil; to look without fetching there is Peek")
 )
 
 // A PanicError is what callers in the process get whose fetch panicked; those in

@@ -109,9 +109,6 @@ func (g *Guard[V]) shared(value any) V {
 // [*ExhaustedError]; [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
 // the fetch goes on for the others.
 func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	if fetch == nil {
-		return *new(V), errNoFetch
-	}
 	if n := g.nearValue(ctx, key); n != nil {
 		return g.shared(n.value), nil
 	}
@@ -121,6 +118,9 @@ func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, 
 // plain is a fetch for the engine.
 func plain[V any](fetch FetchFunc[V]) func(context.Context, *fill) (any, error) {
 	return func(ctx context.Context, _ *fill) (any, error) {
+		if fetch == nil {
+			panic(errNoFetch)
+		}
 		v, err := fetch(ctx)
 		return &v, err
 	}
@@ -140,9 +140,6 @@ func (g *Guard[V]) get(c call) (V, error) {
 // the last value and may set its value's terms, and the result says where the
 // value comes from.
 func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	if fetch == nil {
-		return Result[V]{}, errNoFetch
-	}
 	if n := g.nearValue(ctx, key); n != nil {
 		age := n.entry.Age + time.Since(n.at)
 		return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
@@ -159,6 +156,9 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(conte
 			Tags: slices.Clone(f.tags),
 		}
 		fl.Stale, _ = f.stale.(*V)
+		if fetch == nil {
+			panic(errNoFetch)
+		}
 		v, err := fetch(ctx, &fl)
 		f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
 		return &v, err
@@ -170,17 +170,11 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(conte
 // Refresh was called. Everybody else is served what is stored meanwhile. Errors
 // as of Get; a stale value doesn't stand in for them.
 func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	if fetch == nil {
-		return *new(V), errNoFetch
-	}
 	return g.get(call{ctx: ctx, key: key, force: true, fetch: plain(fetch)})
 }
 
 // Reload is to Refresh what Load is to Get.
 func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	if fetch == nil {
-		return Result[V]{}, errNoFetch
-	}
 	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, force: true, tags: true, fetch: telling(fetch)}))
 }
 

@@ -33,9 +33,6 @@ import (
 // Events and Stats count each key: a fetch of ten keys is ten fetches that
 // started and ended together.
 func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx context.Context, keys []string) (map[string]V, error)) (map[string]V, error) {
-	if fetch == nil {
-		return map[string]V{}, errNoFetch
-	}
 	values := make(map[string]V, len(keys))
 	if len(keys) == 0 {
 		return values, nil
@@ -52,6 +49,9 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 		}
 	}
 	m := &many{engine: g.engine, ctx: ctx, fetch: func(ctx context.Context, keys []string) (func(string) (any, bool), error) {
+		if fetch == nil {
+			panic(errNoFetch)
+		}
 		got, err := fetch(ctx, keys)
 		return func(key string) (any, bool) {
 			v, ok := got[key]
