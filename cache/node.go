@@ -282,7 +282,12 @@ func (t *cluster) forClient(c *redis.Client) (*node, error) {
 	}
 	if n = t.nodes[addr]; n == nil || n.client != nodeClient(c) {
 		if old := n; old != nil {
-			t.s.spawn(func() { t.s.rehome(old.sub); old.sub.stop(); old.cancel() })
+			t.s.spawn(func() {
+				t.s.rehome(old.sub)
+				old.sub.stop()
+				old.cancel()
+				t.s.checkFeeds() // its end put them down, maybe after the new node was heard
+			})
 		}
 		n = newNode(t.s, addr, c, t.client.ReloadState)
 		t.nodes[addr] = n

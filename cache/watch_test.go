@@ -1,7 +1,9 @@
 package cache_test
 
 import (
+	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -134,6 +136,54 @@ func TestManyChannelsAreGivenBackAtOnce(t *testing.T) {
 		}
 		if took := time.Since(began); took != 0 {
 			t.Errorf("that took until a ping: %v", took)
+		}
+	})
+}
+
+// A oneMaster is a cluster of one master, whose client is replaced when it comes
+// back at its old address.
+type oneMaster struct {
+	*redis.Client
+	now  atomic.Pointer[redis.Client]
+	late atomic.Int64 // how long the subscriber of the old client lives on
+}
+
+func (c *oneMaster) MasterForKey(context.Context, string) (*redis.Client, error) {
+	return c.now.Load(), nil
+}
+
+func (c *oneMaster) ForEachMaster(ctx context.Context, f func(context.Context, *redis.Client) error) error {
+	return f(ctx, c.now.Load())
+}
+
+func (c *oneMaster) ReloadState(context.Context) { time.Sleep(time.Duration(c.late.Load())) }
+
+func TestFeedIsLiveAgainOnceAMasterIsBackAtItsAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := redistest.RunEmbeddedInMemory(t)
+		var clients [3]*redis.Client
+		for i := range clients {
+			clients[i] = redis.NewClient(server.Options())
+			t.Cleanup(func() { _ = clients[i].Close() })
+		}
+		cluster := &oneMaster{Client: clients[0]}
+		cluster.now.Store(clients[1])
+		s, err := cache.NewRedis(cluster, cache.Options{Namespace: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		f := s.Follow(func(cache.Invalidation) {})
+		defer f.Close()
+		time.Sleep(5 * time.Second)
+		if f.Epoch() == 0 {
+			t.Fatal("the feed was never live")
+		}
+		cluster.late.Store(int64(3 * time.Second)) // the new client's is confirmed meanwhile
+		cluster.now.Store(clients[2])
+		time.Sleep(10 * time.Second)
+		if f.Epoch() == 0 {
+			t.Error("the feed is still down")
 		}
 	})
 }
