@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"unsafe"
 
+	"github.com/klauspost/compress/s2"
+
 	"github.com/stampedeguard/stampede/cache"
 )
 
@@ -109,6 +111,17 @@ func (e *engine) pack(value any) (*cache.Entry, error) {
 		}
 	}
 	return entry, nil
+}
+
+// encodedSize is the size of an entry's payload before it was compressed, as far as
+// can be told.
+func encodedSize(e *cache.Entry) int {
+	if e.Flags&cache.FlagCompressed != 0 {
+		if n, err := s2.DecodedLen(e.Payload); err == nil {
+			return n
+		}
+	}
+	return len(e.Payload)
 }
 
 // encode turns a codec's panic into an error: it may be the user's.

@@ -26,7 +26,8 @@ import (
 type Near struct {
 	// MaxEntries bounds the number of values. At most one of it and MaxBytes.
 	MaxEntries int
-	// MaxBytes bounds the encoded size of the values and their keys.
+	// MaxBytes bounds the encoded size of the values, before compression, and of
+	// their keys.
 	MaxBytes int
 	// TTL bounds how long a value is used without asking Redis, and with it what a
 	// lost invalidation can cost: a failover may lose one. At least 1 ms. Default
@@ -202,7 +203,7 @@ func (n *near) put(key string, t ticket, value any, r *cache.Reading, due, ago t
 	}
 	n.values.Set(key, &nearValue{
 		value: value, epoch: t.epoch, stamp: n.stamp(key), asked: t.stamp, tags: tags, lives: lives, entry: r, at: t.at,
-		size: uint32(min(len(r.Entry.Payload), math.MaxInt32)),
+		size: uint32(min(encodedSize(&r.Entry), math.MaxInt32)),
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -215,6 +216,21 @@ func TestNearCacheIsBounded(t *testing.T) {
 			})
 		})
 	}
+}
+
+// It is what is decoded that takes memory: that it was small in Redis is no help.
+func TestBytesNearAreThoseBeforeCompression(t *testing.T) {
+	inMemory(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.Near.MaxBytes, p.CompressAbove = 10*1010, 100 }))[0]
+		for i := range 100 {
+			must(w, g.Set(context.Background(), fmt.Sprint(i), strings.Repeat("x", 1000)))
+			get(w, g, fmt.Sprint(i), never)
+		}
+		time.Sleep(time.Second)
+		if n := g.Stats().NearEntries; n > 10 {
+			w.Errorf("%d of 100 are near, 10 were allowed", n)
+		}
+	})
 }
 
 // pitfall 22
