@@ -119,6 +119,20 @@ func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
 	})
 }
 
+func TestValueWhoseTagIsExpiredWhileItIsFetchedIsFreshForNoTime(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.Stale = time.Hour }))[0]
+		must(w, g.Set(ctx, "other", "x", "t")) // a tag that nothing carries needs no record
+		r := loads(w, g, "k", func(ctx context.Context, f *guard.Fill[string]) (string, error) {
+			f.Tags = []string{"t"}
+			return "v", g.ExpireTag(ctx, "t")
+		})
+		if r.Source != guard.Fetched || !r.Stored || r.TTL != 0 {
+			w.Errorf("%+v", r)
+		}
+	})
+}
+
 // Each way by which a value may reach a caller: what was fetched before a
 // DeleteTag that has returned reaches nobody who comes after it. P3
 func TestNothingFromBeforeADeleteTagReachesWhoComesAfterIt(t *testing.T) {
