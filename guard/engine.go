@@ -140,7 +140,7 @@ func (e *engine) pursue(c call) *outcome {
 			e.refresh(c, o.refresh)
 		}
 		if e.near != nil && o.err == nil && o.stored && o.source != Stale {
-			e.near.put(c.key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), 0)
+			e.near.put(c.key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
 		}
 		if c.force {
 			return o
@@ -219,7 +219,7 @@ func (e *engine) judge(rd read, c call) *outcome {
 		e.damaged(c.key, r, err)
 		return &outcome{then: fetch}
 	}
-	o := &outcome{value: value, source: FromRedis, stored: true, entry: r}
+	o := &outcome{value: value, source: FromRedis, stored: true, entry: r, at: rd.at}
 	switch {
 	case act == serveStale:
 		o.source, o.refresh = Stale, r

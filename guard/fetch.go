@@ -317,7 +317,7 @@ func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *
 	if entry.Kind != cache.Bypass && entry.Tags == nil {
 		entry.Tags = p.storeTags(r.fill.tags)
 	}
-	o.moment = p.tick()
+	o.moment, o.at = p.tick(), time.Now()
 	e := ending{back: cache.Return{Lease: lease, Entry: entry}, o: o, start: start, tagged: len(r.fill.tags) > 0}
 	if len(entry.Tags) > 0 {
 		if r.stampErr != nil || r.stamp == (cache.Stamp{}) {

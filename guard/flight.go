@@ -260,7 +260,7 @@ func (p *pursuit) answered(a *cache.Answer) *outcome {
 func (p *pursuit) stored(r *cache.Reading) *outcome {
 	p.known = r
 	p.ask.Seen = r.Seen
-	o := p.judge(read{reading: r}, p.call)
+	o := p.judge(read{reading: r, at: p.sent}, p.call)
 	if o.then == fetch {
 		p.lend(r)
 		p.unseen = p.moment
@@ -378,7 +378,7 @@ func (p *pursuit) told(m cache.Message) *outcome {
 			return &outcome{then: fetchAlone, moment: p.heldMoment}
 		}
 		if value, err := p.unpack(r); err == nil {
-			return &outcome{value: value, source: Waited, stored: true, entry: r, moment: p.heldMoment}
+			return &outcome{value: value, source: Waited, stored: true, entry: r, at: time.Now(), moment: p.heldMoment}
 		}
 	}
 	return nil

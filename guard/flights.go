@@ -229,6 +229,7 @@ type outcome struct {
 	source Source
 	stored bool
 	entry  *cache.Reading // for age and TTL, where there is one
+	at     time.Time      // the entry was read, or stored, not before
 
 	moment uint64
 	// private: the value is the first caller's alone; the others fetch for

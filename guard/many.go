@@ -133,7 +133,7 @@ func (m *many) read(keys []string, serve func(key string, value any)) []*wanted 
 			hits++
 			serve(keys[i], value)
 			if m.near != nil {
-				m.near.put(keys[i], m.tickets[i], value, r.Keep(), dueAt(&r.Entry, m.policy.Beta), time.Since(at))
+				m.near.put(keys[i], m.tickets[i], value, r.Keep(), dueAt(&r.Entry, m.policy.Beta), at)
 			}
 			return
 		}

@@ -275,8 +275,8 @@ func (m *many) settle(all []*wanted) {
 			stale = append(stale, w)
 		}
 		if m.near != nil && o.err == nil && o.stored && o.source != Stale {
-			// Others may have been waited for since.
-			m.near.put(w.key, w.t, o.value, o.entry, dueAt(&o.entry.Entry, m.policy.Beta), time.Since(w.t.at))
+			// Others may have been waited for since o.at.
+			m.near.put(w.key, w.t, o.value, o.entry, dueAt(&o.entry.Entry, m.policy.Beta), o.at)
 		}
 	}
 	m.refresh(stale)

@@ -167,21 +167,20 @@ func (n *near) stamp(key string) *atomic.Uint64 {
 // A ticket is taken before a value is asked for, and shown when it is put in.
 type ticket struct {
 	epoch, stamp, tagChanges uint64
-	at                       time.Time
 }
 
 func (n *near) ticket(key string) ticket {
-	return ticket{n.feed.Epoch(), n.stamp(key).Load(), n.tagChanges.Load(), time.Now()}
+	return ticket{n.feed.Epoch(), n.stamp(key).Load(), n.tagChanges.Load()}
 }
 
 // put keeps a value for as long as it is fresh and not due to be refreshed,
 // unless it may have been invalidated since the ticket was taken. It was read, or
-// filled, up to so long ago.
-func (n *near) put(key string, t ticket, value any, r *cache.Reading, due, ago time.Duration) {
+// filled, not before the time at.
+func (n *near) put(key string, t ticket, value any, r *cache.Reading, due time.Duration, at time.Time) {
 	if t.epoch == 0 || r == nil || !r.Fresh() {
 		return
 	}
-	age := r.Age + ago
+	age := r.Age + time.Since(at)
 	lives := min(n.ttl, due-age)
 	if lives <= 0 {
 		// Its refresh is due, or under way: use it for short times till that is done.
@@ -202,7 +201,7 @@ func (n *near) put(key string, t ticket, value any, r *cache.Reading, due, ago t
 		}
 	}
 	n.values.Set(key, &nearValue{
-		value: value, epoch: t.epoch, stamp: n.stamp(key), asked: t.stamp, tags: tags, lives: lives, entry: r, at: t.at,
+		value: value, epoch: t.epoch, stamp: n.stamp(key), asked: t.stamp, tags: tags, lives: lives, entry: r, at: at,
 		size: uint32(min(encodedSize(&r.Entry), math.MaxInt32)),
 	})
 }

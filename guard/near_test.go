@@ -52,6 +52,52 @@ func TestNearValueIsServedWithoutAskingTheStore(t *testing.T) {
 	})
 }
 
+// However long a value was fetched, or others were waited for: its age is since it
+// was stored.
+func TestNearValueIsAsOldAsTheStoredOne(t *testing.T) {
+	slow := func(p *guard.Policy) { p.TTL, p.Beta = 10*time.Second, guard.NoEarlyRefresh }
+	asOld := func(w *world, g *guard.Guard[string], age time.Duration) {
+		w.Helper()
+		p, err := g.Peek(context.Background(), "k")
+		must(w, err)
+		r, err := g.Load(context.Background(), "k", nil)
+		if err != nil || r.Source != guard.FromNear || r.Age != age || r.TTL != 10*time.Second-age || p.Age != age {
+			w.Errorf("near %+v, %v; stored %+v; want it to be %v old", r, err, p, age)
+		}
+	}
+	for name, fetch := range map[string]func(w *world, g *guard.Guard[string]){
+		"Get": func(w *world, g *guard.Guard[string]) { get(w, g, "k", (&origin{takes: 20 * time.Second}).fetch) },
+		"GetMany": func(w *world, g *guard.Guard[string]) {
+			getMany(w, g, []string{"k"}, (&manyOrigin{takes: 20 * time.Second}).fetch)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				g := w.fleet(1, nearPolicy(slow))[0]
+				fetch(w, g)
+				time.Sleep(time.Second)
+				asOld(w, g, time.Second)
+				time.Sleep(9 * time.Second)
+				if r, err := g.Load(context.Background(), "k", loadsNew); err != nil || r.Value != "new" {
+					w.Errorf("past its TTL: %+v, %v", r, err)
+				}
+			})
+		})
+	}
+	t.Run("GetMany that waits for another key", func(t *testing.T) {
+		inWorlds(t, func(w *world) {
+			g := w.fleet(1, nearPolicy(slow))[0]
+			go get(w, g, "slow", (&origin{takes: 5 * time.Second}).fetch)
+			go get(w, g, "k", (&origin{takes: 3 * time.Second}).fetch)
+			time.Sleep(time.Second)
+			getMany(w, g, []string{"slow", "k"}, (&manyOrigin{}).fetch)
+			asOld(w, g, 2*time.Second)
+		})
+	})
+}
+
+func loadsNew(context.Context, *guard.Fill[string]) (string, error) { return "new", nil }
+
 // pitfall 24
 func TestEveryProcessHearsOfAChange(t *testing.T) {
 	others := []string{"a", "b", "c"} // one may share the stamp of k, by chance
