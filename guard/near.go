@@ -54,7 +54,7 @@ type near struct {
 	feed      *cache.Feed
 	ttl       time.Duration
 	hits      tally         // lookups that were answered
-	evictions atomic.Uint64 // by a bound or by the time
+	evictions atomic.Uint64 // by a bound, not by the time
 
 	// stamps change when a key of their stripe is invalidated: a value that was
 	// asked for before is not used after. Other keys of the stripe suffer a miss.
@@ -95,7 +95,7 @@ func newNear(store cache.Store, prefix string, cfg Near) (*near, error) {
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, *nearValue]) time.Duration { return e.Value.lives }),
 		// Its recorder of statistics would be a quarter of a hit.
 		OnAtomicDeletion: func(e otter.DeletionEvent[string, *nearValue]) {
-			if e.WasEvicted() {
+			if e.Cause == otter.CauseOverflow {
 				n.evictions.Add(1)
 			}
 		},

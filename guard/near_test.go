@@ -264,6 +264,28 @@ func TestNearCacheIsBounded(t *testing.T) {
 	}
 }
 
+func TestEvictionsFromNearAreThoseByItsBounds(t *testing.T) {
+	inMemory(t, func(w *world) {
+		g := w.fleet(1, nearPolicy(func(p *guard.Policy) { p.Near.MaxEntries, p.Near.TTL = 5, time.Second }))[0]
+		for range 2 { // otter takes out what is past its time as others come
+			for i := range 5 {
+				get(w, g, fmt.Sprint(i), (&origin{}).fetch)
+			}
+			time.Sleep(30 * time.Second)
+		}
+		if n := g.Stats().NearEvictions; n != 0 {
+			w.Errorf("%d evictions, and the bound was never met", n)
+		}
+		for i := range 10 {
+			get(w, g, fmt.Sprint(i), (&origin{}).fetch)
+		}
+		time.Sleep(time.Second)
+		if n := g.Stats().NearEvictions; n == 0 {
+			w.Error("no evictions, of twice as many as there is room for")
+		}
+	})
+}
+
 // It is what is decoded that takes memory: that it was small in Redis is no help.
 func TestBytesNearAreThoseBeforeCompression(t *testing.T) {
 	inMemory(t, func(w *world) {
