@@ -228,6 +228,7 @@ type outcome struct {
 	own    bool // err is this guard's word: what a fetch returned may wrap the same one, of another
 	source Source
 	stored bool
+	waited bool           // it was fetched by another caller of the process
 	entry  *cache.Reading // for age and TTL, where there is one
 	at     time.Time      // the entry was read, or stored, not before
 
@@ -250,11 +251,14 @@ func (o *outcome) forCaller(num uint64, first bool) *outcome {
 		return goRound()
 	case o.private && !first:
 		return &outcome{then: fetchAlone}
-	case first || o.source != Fetched:
+	case first || o.source != Fetched && o.source != UnguardedFetch:
 		return o
 	}
 	others := *o
-	others.source = Waited
+	others.waited = true
+	if o.source == Fetched {
+		others.source = Waited
+	}
 	return &others
 }
 

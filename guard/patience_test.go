@@ -368,6 +368,18 @@ func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
 	})
 }
 
+func TestStatsTellWhoFetchedWhileRedisIsAway(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		must(w, w.server.Stop())
+		time.Sleep(5 * time.Second)
+		callers([]*guard.Guard[string]{g}, 10, "k", (&origin{takes: time.Second}).fetch)
+		if s := g.Stats(); s.Fetched != s.Fetches || s.Fetched+s.Waited != 10 || s.Waited == 0 {
+			w.Errorf("of 10 callers %d fetched and %d waited, for %d fetches", s.Fetched, s.Waited, s.Fetches)
+		}
+	})
+}
+
 func TestStatsCountWhatHappened(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))

@@ -158,12 +158,12 @@ func (c *counters) served(o *outcome, ended bool) {
 		c.failed(o, ended)
 		return
 	}
-	switch o.source {
-	case FromRedis:
+	switch {
+	case o.source == FromRedis:
 		c.redisHits.Add(1)
-	case Stale:
+	case o.source == Stale:
 		c.stale.Add(1)
-	case Waited:
+	case o.source == Waited, o.waited:
 		c.waited.Add(1)
 	default:
 		c.fetched.Add(1)
