@@ -137,9 +137,18 @@ func (e *engine) encode(value any) (payload []byte, err error) {
 	return payload, nil
 }
 
-// unpack returns the value of a reading, decoded once for all who share it.
-func (e *engine) unpack(r *cache.Reading) (any, error) {
-	return r.Memo(func(r *cache.Reading) (any, error) { return e.decode(r, e.coder.decode) })
+// unpack returns the value of a reading, decoded once for all who share it. So it
+// is reported once, too, if it can't be.
+func (e *engine) unpack(key string, r *cache.Reading) (any, error) {
+	first := false
+	value, err := r.Memo(func(r *cache.Reading) (any, error) {
+		first = true
+		return e.decode(r, e.coder.decode)
+	})
+	if err != nil && first {
+		e.damaged(key, r, err)
+	}
+	return value, err
 }
 
 // decode is unpack without its memory, by one of the coder's ways.

@@ -214,9 +214,8 @@ func (e *engine) judge(rd read, c call) *outcome {
 	case fetch, fetchAlone, fetchLocal:
 		return &outcome{then: act, entry: r}
 	}
-	value, err := e.unpack(r)
+	value, err := e.unpack(c.key, r)
 	if err != nil {
-		e.damaged(c.key, r, err)
 		return &outcome{then: fetch}
 	}
 	o := &outcome{value: value, source: FromRedis, stored: true, entry: r, at: rd.at}
@@ -321,7 +320,7 @@ func (e *engine) mask(c call, o *outcome, rd read) *outcome {
 	if !servableIfError(r, waited) {
 		return o
 	}
-	value, err := e.unpack(r)
+	value, err := e.unpack(c.key, r)
 	if err != nil {
 		return o
 	}

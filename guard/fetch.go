@@ -264,11 +264,8 @@ func (p *pursuit) given(e ending, done cache.Returned) *outcome {
 func (p *pursuit) newFill() *fill {
 	f := &fill{attempt: 1, ttl: p.policy.TTL, staleFor: p.policy.Stale, tags: p.policy.Tags}
 	if r := p.known; r != nil && r.Found && r.Entry.Kind == cache.Value {
-		value, err := p.unpack(r)
-		if err == nil {
+		if value, err := p.unpack(p.call.key, r); err == nil {
 			f.stale, f.staleReading = value, r
-		} else {
-			p.damaged(p.call.key, r, err)
 		}
 	}
 	return f

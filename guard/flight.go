@@ -377,7 +377,7 @@ func (p *pursuit) told(m cache.Message) *outcome {
 		case r.Entry.Kind == cache.Bypass:
 			return &outcome{then: fetchAlone, moment: p.heldMoment}
 		}
-		if value, err := p.unpack(r); err == nil {
+		if value, err := p.decode(r, p.coder.decode); err == nil {
 			return &outcome{value: value, source: Waited, stored: true, entry: r, at: time.Now(), moment: p.heldMoment}
 		}
 	}

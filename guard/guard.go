@@ -196,9 +196,8 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	if !r.Found || r.Entry.Kind != cache.Value {
 		return Result[V]{}, ErrMiss
 	}
-	value, err := e.unpack(r)
+	value, err := e.unpack(key, r)
 	if err != nil {
-		e.damaged(key, r, err)
 		return Result[V]{}, ErrMiss
 	}
 	o := &outcome{value: value, source: FromRedis, stored: true, entry: r}

@@ -380,6 +380,36 @@ func TestStatsTellWhoFetchedWhileRedisIsAway(t *testing.T) {
 	})
 }
 
+func TestEntryThatCannotBeReadIsReportedOnce(t *testing.T) {
+	for name, fetch := range map[string]func(w *world, g *guard.Guard[string]) (string, error){
+		"Get": func(w *world, g *guard.Guard[string]) (string, error) {
+			return g.Get(w.Context(), "k", (&origin{}).fetch)
+		},
+		"Refresh": func(w *world, g *guard.Guard[string]) (string, error) {
+			return g.Refresh(w.Context(), "k", (&origin{}).fetch)
+		},
+		"GetMany": func(w *world, g *guard.Guard[string]) (string, error) {
+			m, err := g.GetMany(w.Context(), []string{"k"}, (&manyOrigin{}).fetch)
+			return m["k"], err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				events := &recorder{}
+				other := w.guard(w.open(), policy(func(p *guard.Policy) { p.Codec = cache.JSON{} }))
+				g := w.fleet(1, policy(func(p *guard.Policy) { p.Observer = events }))[0]
+				must(w, other.Set(w.Context(), "k", "v"))
+				if v, err := fetch(w, g); err != nil || v == "v" {
+					w.Errorf("got %q, %v", v, err)
+				}
+				if n, told := g.Stats().Damaged, events.count(cache.EntryDamaged); n != 1 || told != 1 {
+					w.Errorf("of one entry %d were damaged, and it was told %d times", n, told)
+				}
+			})
+		})
+	}
+}
+
 func TestStatsCountWhatHappened(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))
