@@ -23,7 +23,7 @@ const (
 	WaitEnded      EventKind = "wait_ended"      // Token is the holder's, Duration, Err
 	KeyQuarantined EventKind = "quarantined"     // Duration until it ends
 	KeyPaused      EventKind = "paused"          // Duration until it ends, Err
-	RefreshFailed  EventKind = "refresh_failed"  // Err of a refresh in the background
+	RefreshFailed  EventKind = "refresh_failed"  // Err of a fetch in the background, or of Redis, which grants it no lease
 	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Err why, if a fetch failed
 	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
 	EntryDamaged   EventKind = "entry_damaged"   // Err: what is stored can't be read

@@ -99,8 +99,8 @@ func (m *member) fly(*flight) *outcome {
 			o = m.run()
 		}
 	}
-	if m.background && o.err != nil {
-		m.observe(Event{Kind: cache.RefreshFailed, Key: m.call.key, Err: o.err})
+	if m.background {
+		m.tellRefreshed(m.f, m.call.key, o)
 	}
 	return m.ended(o)
 }

@@ -355,9 +355,7 @@ func (e *engine) refresh(c call, r *cache.Reading) {
 	}
 	f, _, first := e.refreshes.join(c.key, 0, func(f *flight) *outcome {
 		o := e.fly(&e.refreshes, f, c, read{reading: r})
-		if o.err != nil {
-			e.observe(Event{Kind: cache.RefreshFailed, Key: c.key, Err: o.err})
-		}
+		e.tellRefreshed(f, c.key, o)
 		return o
 	})
 	if first {
@@ -365,6 +363,15 @@ func (e *engine) refresh(c call, r *cache.Reading) {
 	}
 	if f != nil {
 		e.refreshes.leave(f, 0)
+	}
+}
+
+// tellRefreshed tells of a refresh that has failed. One that learned of a pause, or
+// of what somebody else's fetch came to, has not: that was told by itself, and while
+// a pause lasts each stale hit may be followed by a flight that learns of it.
+func (e *engine) tellRefreshed(f *flight, key string, o *outcome) {
+	if o.err != nil && (e.refreshes.leading(f) || errors.Is(o.err, ErrUnavailable)) {
+		e.observe(Event{Kind: cache.RefreshFailed, Key: key, Err: o.err})
 	}
 }
 

@@ -389,6 +389,36 @@ func TestFailingRefreshDoesNotHammerTheOrigin(t *testing.T) {
 	})
 }
 
+// A flight that only learns of a pause is no refresh that failed.
+func TestRefreshIsToldToHaveFailedOnlyIfItsFetchHas(t *testing.T) {
+	down := errors.New("down")
+	for name, ask := range map[string]func(w *world, g *guard.Guard[string]){
+		"Get": func(w *world, g *guard.Guard[string]) {
+			get(w, g, "k", func(context.Context) (string, error) { return "", down })
+		},
+		"GetMany": func(w *world, g *guard.Guard[string]) {
+			getMany(w, g, []string{"k"}, func(context.Context, []string) (map[string]string, error) { return nil, down })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				events := &recorder{}
+				g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL, p.Stale, p.Observer = time.Second, time.Hour, events }))[0]
+				must(w, g.Set(w.Context(), "k", "good"))
+				for range 100 {
+					time.Sleep(100 * time.Millisecond)
+					ask(w, g)
+				}
+				time.Sleep(time.Second)
+				fetches, failed, paused := g.Stats().Fetches, events.count(cache.RefreshFailed), events.count(cache.KeyPaused)
+				if int(fetches) != failed || fetches == 0 || paused == 0 {
+					w.Errorf("%d refreshes failed of %d that fetched; %d met a pause", failed, fetches, paused)
+				}
+			})
+		})
+	}
+}
+
 func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Minute }))
