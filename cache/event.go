@@ -15,7 +15,7 @@ const (
 	LeaseReleased  EventKind = "lease_released"  // Token
 	FetchStarted   EventKind = "fetch_started"   // Token, Attempt; no Token without a lease
 	FetchDone      EventKind = "fetch_done"      // Token, Duration
-	FetchFailed    EventKind = "fetch_failed"    // Token, Duration, Err
+	FetchFailed    EventKind = "fetch_failed"    // Token, Duration, Err: an ErrNotFound or ErrNotModified, too
 	FillStored     EventKind = "fill_stored"     // Token, Size
 	FillRefused    EventKind = "fill_refused"    // Token, Err if the store gave one
 	FillTooLarge   EventKind = "fill_too_large"  // Token, Size

@@ -175,7 +175,7 @@ func (e *engine) about(key string) string {
 	if e.policy.HideKeys {
 		return "a key"
 	}
-	return strconv.Quote(key)
+	return strconv.Quote(cutKey(key))
 }
 
 // damaged reports an entry that can't be read.

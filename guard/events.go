@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -40,7 +41,8 @@ func (e *engine) tell(ev Event) {
 }
 
 // LogObserver reports events to a structured logger: what an operator should
-// look at as warnings, the rest at debug level.
+// look at as warnings, the rest at debug level. Of a key it writes 200 bytes at
+// most.
 func LogObserver(logger *slog.Logger) Observer { return logObserver{logger} }
 
 type logObserver struct{ logger *slog.Logger }
@@ -57,7 +59,7 @@ var warnings = map[cache.EventKind]bool{
 // Observe implements [Observer].
 func (l logObserver) Observe(ev Event) {
 	level := slog.LevelDebug
-	if warnings[ev.Kind] {
+	if warnings[ev.Kind] && !ordinary(ev) {
 		level = slog.LevelWarn
 	}
 	ctx := context.Background()
@@ -71,7 +73,7 @@ func (l logObserver) Observe(ev Event) {
 		}
 	}
 	text("guard", ev.Guard)
-	text("key", ev.Key)
+	text("key", cutKey(ev.Key))
 	text("node", ev.Node)
 	if !ev.Token.IsZero() {
 		text("token", ev.Token.String())
@@ -88,5 +90,27 @@ func (l logObserver) Observe(ev Event) {
 	if ev.Err != nil {
 		text("error", ev.Err.Error())
 	}
+	if panicked := (*PanicError)(nil); errors.As(ev.Err, &panicked) { // whose text has no stack
+		text("stack", string(panicked.Stack))
+	}
 	l.logger.LogAttrs(ctx, level, "stampede: "+string(ev.Kind), attrs...)
+}
+
+// ordinary reports whether a fetch that has failed has only said what a fetch may.
+func ordinary(ev Event) bool {
+	switch ev.Kind {
+	case cache.FetchFailed, cache.RefreshFailed:
+		return errors.Is(ev.Err, ErrNotFound) || errors.Is(ev.Err, ErrNotModified)
+	}
+	return false
+}
+
+// maxKeyText bounds a key in logs and errors: any bytes are a key, a whole URL say.
+const maxKeyText = 200
+
+func cutKey(key string) string {
+	if len(key) > maxKeyText {
+		return key[:maxKeyText] + "… (cut)"
+	}
+	return key
 }

@@ -18,7 +18,7 @@ type Stats struct {
 	Waited    uint64 // served by another caller's fetch, here or in another process
 
 	Fetches      uint64 // fetches begun in this process
-	FetchErrors  uint64
+	FetchErrors  uint64 // those of them that brought no value, ErrNotFound and ErrNotModified too
 	Refreshes    uint64 // background flights begun, in this process
 	Unguarded    uint64 // fetches without a lease, as the store was away
 	FillsRefused uint64 // outcomes that could not be stored: their lease was gone, or the store full

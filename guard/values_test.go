@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/big"
 	"math/rand/v2"
@@ -417,6 +418,56 @@ func TestRefreshIsToldToHaveFailedOnlyIfItsFetchHas(t *testing.T) {
 			})
 		})
 	}
+}
+
+// logged is a policy that logs to the text it returns, at the given level.
+func logged(level slog.Level) (guard.Policy, *bytes.Buffer) {
+	var b bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: level})) // which locks
+	return policy(func(p *guard.Policy) { p.Observer = guard.LogObserver(logger) }), &b
+}
+
+func TestFetchThatSaysWhatItMayIsNoWarning(t *testing.T) {
+	for _, answer := range []error{guard.ErrNotFound, guard.ErrNotModified} {
+		inMemory(t, func(w *world) {
+			p, log := logged(slog.LevelWarn)
+			p.Stale = time.Hour
+			g := w.fleet(1, p)[0]
+			must(w, g.Set(w.Context(), "k", "v"))
+			must(w, g.Expire(w.Context(), "k"))
+			get(w, g, "k", func(context.Context) (string, error) { return "", answer })
+			time.Sleep(time.Second)
+			if n := g.Stats().FetchErrors; log.Len() > 0 || n != 1 {
+				w.Errorf("%d fetch errors, and the log says:\n%s", n, log)
+			}
+		})
+	}
+}
+
+func TestLogHasTheStackOfAPanic(t *testing.T) {
+	inMemory(t, func(w *world) {
+		p, log := logged(slog.LevelWarn)
+		g := w.fleet(1, p)[0]
+		_, _ = g.Get(w.Context(), "k", func(context.Context) (string, error) { panic("ouch") })
+		if !strings.Contains(log.String(), "stack=") || !strings.Contains(log.String(), "TestLogHasTheStackOfAPanic") {
+			w.Errorf("the log says:\n%s", log)
+		}
+	})
+}
+
+func TestLongKeysAreCutInLogsAndErrors(t *testing.T) {
+	inMemory(t, func(w *world) {
+		p, log := logged(slog.LevelDebug)
+		g := w.fleet(1, p)[0]
+		key := strings.Repeat("k", 10_000)
+		_, err := g.Get(w.Context(), key, func(ctx context.Context) (string, error) { return g.Get(ctx, key, never) })
+		kept := strings.Repeat("k", 200)
+		for _, text := range []string{err.Error(), log.String()} {
+			if strings.Contains(text, kept+"k") || !strings.Contains(text, kept) {
+				w.Errorf("it says:\n%.1000s", text)
+			}
+		}
+	})
 }
 
 func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
