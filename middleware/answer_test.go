@@ -480,6 +480,19 @@ func TestEventsAndStats(t *testing.T) {
 	}
 }
 
+// The guard is asked until a client can read its own run: that is no error there.
+func TestClientsOfTheirOwnRunsAreNoErrorsOfTheGuard(t *testing.T) {
+	const n = 6
+	s := open(t, middleware.Options{TTL: time.Minute}, number())
+	for i := range n {
+		s.do(fmt.Sprint("/", i))
+	}
+	eventually(t, "the calls", func() bool { g := s.m.Stats().Guard; return g.Fetched+g.Errors.Context == n })
+	if g := s.m.Stats().Guard; g.Fetched != n || g.Fetches != n || g.Errors.Context != 0 {
+		t.Errorf("of %d runs the guard counts %d fetched, and %+v", n, g.Fetched, g.Errors)
+	}
+}
+
 func TestPurgeHandler(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Near: guard.Near{MaxEntries: 10}}, number())
 	s.do("/")

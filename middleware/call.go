@@ -3,11 +3,13 @@ package middleware
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
@@ -47,7 +49,7 @@ type decision struct {
 
 // errStreaming ends a call's wait in the guard: its own run has come so far that
 // the client can read it. The guard's fetch goes on for the others.
-var errStreaming = errors.New("middleware: streaming")
+var errStreaming = fmt.Errorf("middleware: streaming: %w", callers.ErrServed)
 
 // maxRounds bounds how often a call looks again as it learns what a page varies
 // on.

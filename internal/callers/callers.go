@@ -22,6 +22,11 @@ type Callers interface {
 // it was deserted: its key is as if it had never been asked for.
 var ErrUnwanted = errors.New("guard: the fetch isn't wanted any more")
 
+// ErrServed is for the cause of the end of a caller's context: it has what its own
+// fetch brings by another way, and has stopped to wait for it. That is no error of
+// the call's.
+var ErrServed = errors.New("guard: the caller has been served by its fetch")
+
 type contextKey struct{}
 
 // With returns the context of a fetch.
