@@ -130,6 +130,14 @@ func TestMountsShareNoPages(t *testing.T) {
 	}
 	is("GET /public/x%2Fy?q=1", "5 at /public/x%2Fy")
 	is("GET /admin/x%2Fy?q=1", "4 at /admin/x%2Fy")
+	// However a client writes it.
+	is("GET http://example.com/admin/abs", "6 at /admin/abs")
+	is("GET http://example.com/public/abs", "7 at /public/abs")
+	is("GET /admin/abs", "6 at /admin/abs")
+	is("PUT http://example.com/admin/abs", "8 at /admin/abs")
+	is("GET /admin/abs", "9 at /admin/abs")
+	is(`GET /admin/"é`, "10 at /admin/%22%C3%A9")
+	is(`GET /public/"é`, "11 at /public/%22%C3%A9")
 }
 
 // A body over MaxBody that is written in one go ends as soon as it is too large.

@@ -179,14 +179,22 @@ func (a *asked) target() string {
 }
 
 // pathOf is the path of a page's URL. A prefix that http.StripPrefix has taken away is
-// part of it again, or what is mounted at two places would share pages.
+// part of it again, or what is mounted at two places would share pages. Clients may
+// write a target in several ways: what is compared is what they mean.
 func pathOf(r *http.Request) string {
 	path := r.URL.EscapedPath()
-	whole, _, _ := strings.Cut(r.RequestURI, "?")
-	if len(whole) > len(path) && whole[0] == '/' && strings.HasSuffix(whole, path) {
-		return whole
+	if whole, _, _ := strings.Cut(r.RequestURI, "?"); whole == path {
+		return path
 	}
-	return path
+	u, err := url.ParseRequestURI(r.RequestURI)
+	if err != nil {
+		return path
+	}
+	prefix, ok := strings.CutSuffix(u.Path, r.URL.Path)
+	if !ok || prefix == "" {
+		return path
+	}
+	return (&url.URL{Path: prefix}).EscapedPath() + path
 }
 
 // Keys of the guard begin with a letter that says what is stored under them. A
