@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 )
 
@@ -76,4 +77,8 @@ func within(ctx context.Context, e *engine, key string) bool {
 		}
 	}
 	return false
+}
+
+func (e *engine) reentrant(key string) *outcome {
+	return &outcome{err: fmt.Errorf("%w: %s", ErrReentrant, e.about(key)), own: true}
 }
