@@ -32,14 +32,20 @@ func TestPitfall33HandlersMayTakeHeadersAway(t *testing.T) {
 	for range 2 {
 		for _, user := range []string{"alice", "bob"} {
 			s.is(s.do("/mine", "Authorization: "+user), 200, fmt.Sprintf(" for %q", user))
-			time.Sleep(10 * time.Millisecond) // until it might be stored
+			s.settled()
 		}
 	}
 	for range 3 {
 		s.is(s.do("/all", "Accept-Encoding: gzip"), 200, `gzip for ""`)
-		time.Sleep(10 * time.Millisecond)
+		s.settled()
 	}
 	s.is(s.do("/all"), 200, ` for ""`)
+}
+
+// settled waits until what has been answered is stored, if it is.
+func (s *site) settled() {
+	s.Helper()
+	eventually(s.T, "what was answered is settled", func() bool { return s.waiting() == 0 })
 }
 
 // A handler may go on changing its request when the header is out. The race
@@ -88,7 +94,7 @@ func TestPitfall33HeadersMayBeSpelledOtherwise(t *testing.T) {
 			if g.Header.Get(name) == "" {
 				t.Errorf("%s was not sent: %v", name, g.Header)
 			}
-			time.Sleep(10 * time.Millisecond)
+			s.settled()
 		}
 		s.ran(2 * (i + 1))
 	}
@@ -117,7 +123,7 @@ func TestMountsShareNoPages(t *testing.T) {
 		if w.Body.String() != want {
 			t.Errorf("%s: %s, want %s", what, w.Body, want)
 		}
-		time.Sleep(10 * time.Millisecond) // until it is stored
+		eventually(t, "what it stores is stored", func() bool { return len(m.Stats().Guard.InFlight) == 0 })
 	}
 	is("GET /admin/x%2Fy?q=1", "1 at /admin/x%2Fy")
 	is("GET /public/x%2Fy?q=1", "2 at /public/x%2Fy")
@@ -175,21 +181,24 @@ func TestSlowBodyGoesOnForWhoAskedForAPart(t *testing.T) {
 // others.
 func TestStaleStandsInForNoOtherErrors(t *testing.T) {
 	for status, want := range map[int]int{500: 200, 501: 501, 502: 200, 503: 200, 504: 200, 505: 505, 507: 507} {
-		var failing atomic.Bool
-		s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
-			if failing.Load() {
-				w.WriteHeader(status)
-				return
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			t.Parallel()
+			var failing atomic.Bool
+			s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+				if failing.Load() {
+					w.WriteHeader(status)
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
+				fmt.Fprint(w, "good")
+			})
+			s.do("/")
+			s.stored("/", "good")
+			failing.Store(true)
+			time.Sleep(1100 * time.Millisecond)
+			if g := s.do("/"); g.StatusCode != want {
+				t.Errorf("answered %d, want %d; %s", g.StatusCode, want, g.status())
 			}
-			w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
-			fmt.Fprint(w, "good")
 		})
-		s.do("/")
-		s.stored("/", "good")
-		failing.Store(true)
-		time.Sleep(1100 * time.Millisecond)
-		if g := s.do("/"); g.StatusCode != want {
-			t.Errorf("%d: answered %d, want %d; %s", status, g.StatusCode, want, g.status())
-		}
 	}
 }
