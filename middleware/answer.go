@@ -80,7 +80,7 @@ func (c *call) write(p *page, age time.Duration, st rfc9111.Status) {
 	}
 	body, length := p.body, p.length
 	h := w.Header()
-	copyHeader(h, p.header)
+	addHeader(h, p.header)
 	if p.gzip != nil {
 		if answer != rfc9111.AnswerRanges && acceptsGzip(r.Header) {
 			body, length = p.gzip, ""

@@ -100,6 +100,39 @@ func TestPitfall33HeadersMayBeSpelledOtherwise(t *testing.T) {
 	}
 }
 
+// What a layer further out has set stays where handlers add to it, whether the
+// response comes from a run, from what is stored, or from the handler alone.
+func TestHeadersFromOutsideAreAddedTo(t *testing.T) {
+	m, err := middleware.New(newStore(t), middleware.Options{TTL: time.Minute, StoreSetCookie: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	page := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Add("Vary", "Accept-Language")
+		if r.URL.Path == "/all" {
+			w.Header().Set("Cache-Control", "public")
+		}
+		http.SetCookie(w, &http.Cookie{Name: "inner", Value: "1"})
+		fmt.Fprint(w, "page")
+	}))
+	outside := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Add("Vary", "Origin")
+		http.SetCookie(w, &http.Cookie{Name: "outer", Value: r.Header.Get("X-Client")})
+		page.ServeHTTP(w, r)
+	})
+	for i, path := range []string{"/all", "/all", "/mine", "/mine"} {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)
+		r.Header.Set("X-Client", fmt.Sprint(i))
+		outside.ServeHTTP(w, r)
+		got, want := fmt.Sprint(w.Header()["Vary"], w.Header()["Set-Cookie"]), fmt.Sprintf("[Origin Accept-Language] [outer=%d inner=1]", i)
+		if got != want {
+			t.Errorf("%s, request %d: %s, want %s; %s", path, i, got, want, w.Header()["Cache-Status"])
+		}
+		eventually(t, "what it stores is stored", func() bool { return len(m.Stats().Guard.InFlight) == 0 })
+	}
+}
+
 // What is mounted at two places is two pages, and is purged by the URLs that
 // clients see.
 func TestMountsShareNoPages(t *testing.T) {

@@ -275,6 +275,20 @@ func copyHeader(to, from http.Header) {
 	}
 }
 
+// addHeader is copyHeader for the header of a client's response, where what is further
+// out may have set something already. A handler would have added to these fields: a
+// cookie of another layer's stays, and so does what its part of the response varies on.
+func addHeader(to, from http.Header) {
+	vary, cookies := to["Vary"], to["Set-Cookie"]
+	copyHeader(to, from)
+	if len(vary) > 0 && len(from["Vary"]) > 0 {
+		to["Vary"] = slices.Concat(vary, from["Vary"])
+	}
+	if len(cookies) > 0 && len(from["Set-Cookie"]) > 0 {
+		to["Set-Cookie"] = slices.Concat(cookies, from["Set-Cookie"])
+	}
+}
+
 // errNotWhole: a response ended before its time.
 var errNotWhole = errors.New("middleware: the handler's response ended before it was whole")
 

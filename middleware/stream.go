@@ -22,7 +22,7 @@ func (c *call) stream(r *run) {
 		return
 	}
 	h := w.Header()
-	copyHeader(h, r.header)
+	addHeader(h, r.header)
 	c.m.addVia(h, c.asked.ProtoMajor, c.asked.ProtoMinor)
 	c.announce(h, r.status)
 	if r.status == http.StatusOK && c.decision.stored {
