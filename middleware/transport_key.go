@@ -1,6 +1,7 @@
 package middleware
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -103,7 +104,7 @@ func (k *trKeyer) credentials(req *http.Request) (headers, params []string, any 
 // key of a request of a method; personal is false if it says nowhere who asks.
 func (k *trKeyer) key(method string, req *http.Request, custom string) (key string, personal bool) {
 	host := trHost(req.URL)
-	parts := []string{method, req.URL.Scheme, host, req.Host}
+	parts := []string{method, req.URL.Scheme, host, sentHost(req)}
 	names, params, personal := k.credentials(req)
 	if custom == "" {
 		parts = append(parts, "url", req.URL.Opaque, trPath(req.URL), req.URL.RawQuery)
@@ -157,6 +158,12 @@ func trHost(u *url.URL) string {
 		host = strings.TrimSuffix(host, ":443")
 	}
 	return host
+}
+
+// sentHost is the Host that a request is sent with. It is the URL's where the request
+// names none, as after a redirect, or under a proxy.
+func sentHost(req *http.Request) string {
+	return trHost(&url.URL{Scheme: req.URL.Scheme, Host: cmp.Or(req.Host, req.URL.Host)})
 }
 
 func trPath(u *url.URL) string {

@@ -2,10 +2,12 @@ package middleware_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -328,6 +330,51 @@ func TestTransportForgetsWhatUnsafeMethodsChange(t *testing.T) {
 		askWith(t, b, "POST", v.URL+"/this", "Fail", "yes")
 		wantCacheStatus(t, ask(t, a, v.URL+"/this"), "hit") // an error changes nothing
 	})
+}
+
+// A request that follows a redirect, or that a proxy sends on, has no Host but its
+// URL's: it is for the same as one that names it.
+func TestTransportKnowsAHostHoweverItIsSaid(t *testing.T) {
+	var name atomic.Value
+	name.Store("ann")
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/old":
+			http.Redirect(w, r, "/new", http.StatusFound)
+		case r.Method == http.MethodPut:
+			name.Store("bob")
+		default:
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, name.Load())
+		}
+	})
+	tr := newTransport(t, memoryFleet(t)())
+	client := &http.Client{Transport: tr}
+	get := func(want string) {
+		t.Helper()
+		resp, err := client.Get(v.URL + "/old")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if body, err := io.ReadAll(resp.Body); string(body) != want || err != nil {
+			t.Errorf("got %q (%v), want %q; %s", body, err, want, resp.Header.Get("Cache-Status"))
+		}
+		eventually(t, "what it stores is stored", func() bool { return len(tr.Stats().InFlight) == 0 })
+	}
+	get("ann")
+	get("ann")
+	wantAnswer(t, askWith(t, tr, http.MethodPut, v.URL+"/new"), 200, "")
+	get("bob")
+	name.Store("eve")
+	req, err := http.NewRequest(http.MethodGet, v.URL+"/new", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Purge(req); err != nil {
+		t.Fatal(err)
+	}
+	get("eve")
 }
 
 func TestTransportObeysTheRequest(t *testing.T) {
