@@ -8,6 +8,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
@@ -16,7 +17,8 @@ import (
 // A shared run gets an echo.Context of its own, with the route and its parameters,
 // and without what middlewares outside of this one have Set or wrapped around it
 // for the client, which is not everybody's: what the handler needs of that comes
-// from middlewares inside. Those of e.Pre that rewrite paths belong outside.
+// from middlewares inside. So does a refresh in the background, of whatever page.
+// Those of e.Pre that rewrite paths belong outside.
 //
 // Errors are answered by Echo's error handler within the middleware, are kept as
 // the response says, and don't travel further out. One that comes when part of a
@@ -33,7 +35,7 @@ func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 			defer func() { lent.Lock(); c.SetRequest(request); c.SetResponse(response) }()
 			m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				own := c
-				if !middleware.Shared(r.Context()) && lent.TryLock() {
+				if !middleware.Shared(r.Context()) && !refreshes(r, request) && lent.TryLock() {
 					defer lent.Unlock()
 				} else {
 					own = e.NewContext(nil, nil)
@@ -55,6 +57,13 @@ func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 			return nil
 		}
 	}
+}
+
+// refreshes reports whether the run that has r is a refresh in the background, which
+// the request that set it off must not wait for.
+func refreshes(r, request *http.Request) bool {
+	c := callers.Of(r.Context())
+	return c != nil && c != callers.Of(request.Context()) && c.Background()
 }
 
 // A writer lets informational responses pass, which Echo's takes for final.

@@ -102,6 +102,52 @@ func TestContextValuesStayWithTheirClient(t *testing.T) {
 	}
 }
 
+// A refresh in the background keeps the request waiting that set it off as little as
+// any other, also where the response is for who says who they are.
+func TestRefreshKeepsNobody(t *testing.T) {
+	var runs atomic.Int32
+	refreshing, release := make(chan struct{}), make(chan struct{})
+	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		slow := func(next echo.HandlerFunc) echo.HandlerFunc {
+			return func(c echo.Context) error {
+				c.Response().Before(func() {
+					if strings.Contains(c.Response().Header().Get("Cache-Status"), ";hit") {
+						select { // it begins while the stale page is being sent
+						case <-refreshing:
+						case <-time.After(time.Second): // the page was fresh for a moment
+						}
+					}
+				})
+				return next(c)
+			}
+		}
+		e.GET("/", func(c echo.Context) error {
+			if runs.Add(1) == 2 {
+				close(refreshing)
+				<-release
+			}
+			c.Response().Header().Set("Cache-Control", "public, max-age=0, stale-while-revalidate=60")
+			return c.String(200, "page")
+		}, slow, guarded)
+	})
+	defer close(release)
+	client := &http.Client{Timeout: 5 * time.Second}
+	for runs.Load() < 2 {
+		r, _ := http.NewRequest("GET", s.URL, nil)
+		r.Header.Set("Authorization", "alice")
+		resp, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if string(body) != "page" || err != nil {
+			t.Fatalf("%q, %v; %s", body, err, resp.Header.Get("Cache-Status"))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
 // Wherever it is put, it finds the route, and is one run.
 func TestEveryPlace(t *testing.T) {
 	for name, routes := range map[string]func(e *echo.Echo, guarded echo.MiddlewareFunc, report echo.HandlerFunc){
