@@ -181,6 +181,37 @@ func TestTransportKnowsAHeadByItsOwnRequest(t *testing.T) {
 	}
 }
 
+// An http.Client puts up with a response that has no Body, unless it says that there is
+// something in it; and so with a base that returns one.
+func TestTransportPutsUpWithABaseThatGivesNoBody(t *testing.T) {
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost} {
+		for _, status := range []int{204, 404, 503} {
+			for control, length := range map[string]int64{"max-age=60": 0, "no-store": 0, "max-age=61": 10} {
+				tr := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) {
+					o.Base = roundTripper(func(*http.Request) (*http.Response, error) {
+						return &http.Response{StatusCode: status, Header: http.Header{"Cache-Control": {control}}, ContentLength: length}, nil
+					})
+				})
+				if length > 0 && method != http.MethodHead {
+					if err := failing(t, tr, method, "http://example.com/"); err == nil {
+						t.Errorf("%s, %d: %d bytes of nothing are no error", method, status, length)
+					}
+					continue
+				}
+				wantAnswer(t, askWith(t, tr, method, "http://example.com/"), status, "")
+			}
+		}
+	}
+	tr := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) {
+		o.Base = roundTripper(func(*http.Request) (*http.Response, error) { return nil, nil })
+	})
+	for _, method := range []string{http.MethodGet, http.MethodPost} {
+		if err := failing(t, tr, method, "http://example.com/"); err == nil {
+			t.Errorf("%s: nothing at all is no error", method)
+		}
+	}
+}
+
 func TestTransportStreamsWhatIsTooLong(t *testing.T) {
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		big := make([]byte, 300_000)

@@ -2,6 +2,7 @@ package middleware
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"sync"
@@ -60,12 +61,25 @@ func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*htt
 	return resp, nil
 }
 
-// roundTrip makes one call, and notes when.
+// roundTrip makes one call, and notes when. A response that has no Body is taken as
+// an http.Client takes it.
 func (t *Transport) roundTrip(c trCall, req *http.Request) (*http.Response, error) {
 	if c.sent != nil {
 		*c.sent = time.Now()
 	}
-	return t.opts.Base.RoundTrip(req)
+	resp, err := t.opts.Base.RoundTrip(req)
+	switch {
+	case err != nil:
+		return nil, err
+	case resp == nil:
+		return nil, fmt.Errorf("middleware: the base transport (%T) returned neither a response nor an error", t.opts.Base)
+	case resp.Body != nil:
+	case resp.ContentLength > 0 && req.Method != http.MethodHead:
+		return nil, fmt.Errorf("middleware: the base transport (%T) returned a response of %d bytes without a Body", t.opts.Base, resp.ContentLength)
+	default:
+		resp.Body = http.NoBody
+	}
+	return resp, nil
 }
 
 func (p *HostPolicy) cost(req *http.Request, resp *http.Response) int {
