@@ -442,6 +442,24 @@ func TestCompress(t *testing.T) {
 	s.ran(1)
 }
 
+// A digest that the handler sent is of what clients get.
+func TestWhatHasADigestIsNotCompressed(t *testing.T) {
+	body := strings.Repeat("text ", 1000)
+	s := open(t, middleware.Options{TTL: time.Minute, Compress: true}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(strings.TrimPrefix(r.URL.Path, "/"), "sha-256=:AAAA:")
+		fmt.Fprint(w, body)
+	})
+	for _, name := range []string{"Content-Digest", "Repr-Digest", "Digest", "Content-MD5"} {
+		s.do("/" + name)
+		s.stored("/"+name, body)
+		g := s.do("/"+name, "Accept-Encoding: gzip")
+		s.hit(g)
+		if s.is(g, 200, body); g.Header.Get("Content-Encoding") != "" || g.Header.Get(name) == "" {
+			t.Errorf("%s: %v", name, g.Header)
+		}
+	}
+}
+
 func TestVia(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Via: "edge"}, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Header.Get("Via"))

@@ -19,6 +19,11 @@ func compress(p *page) []byte {
 	if p.status != http.StatusOK || len(p.body) < compressAbove || len(p.header["Content-Encoding"]) > 0 || !isText(p.header.Get("Content-Type")) {
 		return nil
 	}
+	for _, name := range digests {
+		if len(p.header[name]) > 0 {
+			return nil
+		}
+	}
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
 	_, err := w.Write(p.body)
@@ -27,6 +32,10 @@ func compress(p *page) []byte {
 	}
 	return b.Bytes()
 }
+
+// digests are of the bytes as the handler wrote them, encoding and all (RFC 9530): a
+// client that checks one would find that others came.
+var digests = []string{"Content-Digest", "Repr-Digest", "Digest", "Content-Md5"}
 
 func isText(contentType string) bool {
 	t, _, err := mime.ParseMediaType(contentType)
