@@ -98,6 +98,7 @@ func (c *call) write(p *page, age time.Duration, st rfc9111.Status) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	case rfc9111.AnswerRanges:
+		rfc9111.RemoveContentDigests(h)
 		cw := &countingWriter{ResponseWriter: w}
 		http.ServeContent(cw, rfc9111.RangeRequest(r), "", time.Time{}, bytes.NewReader(body))
 		c.event.Status, c.event.Bytes = cw.status, cw.n

@@ -442,6 +442,36 @@ func TestCompress(t *testing.T) {
 	s.ran(1)
 }
 
+// A part of a response doesn't come with the digest of its whole content, from the
+// middleware or from a transport. That of the representation goes with any part.
+func TestPartsHaveNoDigestOfTheWhole(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-MD5", "eB5eJF1ptWaXm4bijSPyxw==")
+		w.Header().Set("Content-Digest", "sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGfvtqTRcMqMYk=:")
+		w.Header().Set("Repr-Digest", "sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGfvtqTRcMqMYk=:")
+		fmt.Fprint(w, "0123456789")
+	})
+	tr := newTransport(t, newStore(t))
+	s.do("/")
+	s.stored("/", "0123456789")
+	ask(t, tr, s.URL)
+	waitStored(t, tr, s.URL)
+	for _, span := range []string{"bytes=2-4", "bytes=0-1,8-9", "bytes=20-"} {
+		for from, h := range map[string]http.Header{"middleware": s.do("/", "Range: "+span).Header, "transport": ask(t, tr, s.URL, "Range", span).Header} {
+			if h["Content-Range"] == nil && !strings.Contains(h.Get("Content-Type"), "multipart") {
+				t.Errorf("%s, %s: no part: %v", from, span, h)
+			}
+			if h["Content-Digest"] != nil || h["Content-Md5"] != nil || h["Repr-Digest"] == nil {
+				t.Errorf("%s, %s: %v", from, span, h)
+			}
+		}
+	}
+	if h := s.do("/").Header; h["Content-Digest"] == nil || h["Content-Md5"] == nil {
+		t.Errorf("the whole: %v", h)
+	}
+}
+
 // A digest that the handler sent is of what clients get.
 func TestWhatHasADigestIsNotCompressed(t *testing.T) {
 	body := strings.Repeat("text ", 1000)

@@ -205,6 +205,7 @@ func (x *trExchange) part(found *trFound) *http.Response {
 	w := &trPart{header: http.Header{}, status: http.StatusOK}
 	copyHeader(w.header, found.page.header)
 	delete(w.header, "Content-Length")
+	rfc9111.RemoveContentDigests(w.header)
 	rfc9111.SetAge(w.header, found.age)
 	x.hit(found).AppendTo(w.header)
 	http.ServeContent(w, rfc9111.RangeRequest(x.req), "", time.Time{}, bytes.NewReader(found.page.body))

@@ -163,6 +163,13 @@ func RangeRequest(req *http.Request) *http.Request {
 	return r
 }
 
+// RemoveContentDigests takes out of a header for AnswerRanges what is a digest of the
+// whole content: what comes with a part is taken for that part's (RFC 9530, 2).
+func RemoveContentDigests(h http.Header) {
+	delete(h, "Content-Digest")
+	delete(h, "Content-Md5")
+}
+
 // notIn304 is the metadata of a representation that a 304 has no use for.
 var notIn304 = []string{"Content-Encoding", "Content-Language", "Content-Length", "Content-Range", "Content-Type"}
 
