@@ -198,6 +198,34 @@ func TestStaleResponseIsValidated(t *testing.T) {
 	}
 }
 
+// Why the handler was asked doesn't hang on what it answers.
+func TestStaleResponseIsSaidToBe(t *testing.T) {
+	for _, vary := range []string{"", "Accept"} {
+		var n atomic.Int32
+		s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1")
+			w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n.Add(1)))
+			if vary != "" {
+				w.Header().Set("Vary", vary)
+			}
+			if n.Load() > 2 {
+				w.WriteHeader(500)
+			}
+			fmt.Fprint(w, n.Load())
+		})
+		s.is(s.do("/"), 200, "1")
+		s.stored("/", "1")
+		for i, status := range []int{200, 500} {
+			time.Sleep(1100 * time.Millisecond)
+			g := s.do("/")
+			if s.is(g, status, fmt.Sprint(i+2)); !strings.Contains(g.status(), "fwd=stale") {
+				t.Errorf("%d, Vary %q: %s", status, vary, g.status())
+			}
+			s.settled()
+		}
+	}
+}
+
 // pitfall 39: who forbids stale is obeyed, whatever the options say.
 func TestPitfall39StaleIsForbidden(t *testing.T) {
 	for cc, stale := range map[string]bool{

@@ -66,6 +66,9 @@ func (c *call) lead(ctx context.Context, f *guard.Fill[*page], l lead) (*page, e
 		nominated = l.ix.names
 	}
 	l.run = c.start(ctx, nominated, l.stale)
+	if l.stale != nil {
+		c.noteStale(l.run)
+	}
 	if err := l.run.awaitHeader(ctx); err != nil {
 		return nil, err
 	}
@@ -319,6 +322,16 @@ func (c *call) note(r *run, d decision) {
 	if c.run == r && !c.answering {
 		d.fwd = c.decision.fwd
 		c.decision = d
+	}
+}
+
+// noteStale: a run was started as what is stored is stale, unless its client has been
+// told something better.
+func (c *call) noteStale(r *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run == r && !c.answering && c.decision.fwd == "" {
+		c.decision.fwd = rfc9111.FwdStale
 	}
 }
 
