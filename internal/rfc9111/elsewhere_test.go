@@ -31,6 +31,7 @@ var elsewhere = []tested{
 	{rule{"9111 4.1", "a key shows no credentials"}, "TestVariantKeyShowsNoCredentials", kept},
 	{rule{"9111 4.1", "a request that no variant matches is forwarded, and waits for no other variant"}, "middleware.TestPitfall35NobodyWaitsForAnotherVariant, middleware.TestTransportTellsVariantsApart", kept},
 	{rule{"9111 4.1", "variants are capped"}, "middleware.TestPitfall35Vary", kept},
+	{rule{"9111 4.2.2", "Options.Lifetime counts from the arrival, however long the request took"}, "TestALifetimeOfTheOptionsCountsFromTheArrival, middleware.TestHandlerThatIsSlowerThanItsTTLIsShared, middleware.TestTransportSharesAnUpstreamThatIsSlowerThanItsTTL", kept},
 	{rule{"9111 4.2.3", "the time that the request took counts as age"}, "TestTheTimeOfTheRequestCountsAsAge", kept},
 	{rule{"9111 4.2.3", "the time in the cache counts as age, by the cache's clock"}, "middleware.TestAgeAddsUp", kept},
 	{rule{"9111 4.3.1", "a stale response with a validator is validated"}, "middleware.TestStaleResponseIsValidated, middleware.TestTransportValidatesWhatIsStale", kept},

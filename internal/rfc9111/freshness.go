@@ -55,6 +55,11 @@ func freshnessOf(resp *Response, c ResponseControl, o Options) Freshness {
 		NeverStale: c.NoCache || c.MustRevalidate || (o.Shared && (c.ProxyRevalidate || c.SMaxAge.Set)),
 	}
 	f.Lifetime, f.Origin = resp.lifetime(c, o)
+	if f.Origin == FromOptions {
+		// The options don't know when it was generated: they mean from when it is here.
+		// Or what takes longer than they say would never be fresh, and shared with nobody.
+		f.Lifetime = min(f.Lifetime+resp.delay(), MaxDelta)
+	}
 	if !f.NeverStale {
 		f.StaleWhileRevalidate = c.StaleWhileRevalidate.or(o.StaleWhileRevalidate)
 		f.StaleIfError = c.StaleIfError.or(o.StaleIfError)
@@ -116,14 +121,19 @@ func (r *Response) guess() (time.Duration, Origin) {
 
 // initialAge is corrected_initial_age of RFC 9111, 4.2.3.
 func (r *Response) initialAge(o Options) time.Duration {
-	age := parseAge(r.Header)
-	if !r.RequestTime.IsZero() {
-		age += min(max(r.ResponseTime.Sub(r.RequestTime), 0), MaxDelta)
-	}
+	age := parseAge(r.Header) + r.delay()
 	if o.ApparentAge {
 		age = max(age, r.ResponseTime.Sub(r.date()))
 	}
 	return min(age, MaxDelta)
+}
+
+// delay is how long the request took.
+func (r *Response) delay() time.Duration {
+	if r.RequestTime.IsZero() {
+		return 0
+	}
+	return min(max(r.ResponseTime.Sub(r.RequestTime), 0), MaxDelta)
 }
 
 // date is when the response was generated, as far as it says.

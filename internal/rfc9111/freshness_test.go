@@ -96,6 +96,22 @@ func TestTheTimeOfTheRequestCountsAsAge(t *testing.T) {
 	}
 }
 
+// An option says how long a response is good that says nothing: from when it is here,
+// or what takes longer than that would never be.
+func TestALifetimeOfTheOptionsCountsFromTheArrival(t *testing.T) {
+	resp := response("Age: 5")
+	resp.RequestTime = noon.Add(-3 * time.Minute)
+	got := rfc9111.FreshnessOf(resp, lifetime)
+	if left := got.Left(got.InitialAge); left != lifetime.Lifetime-5*second {
+		t.Errorf("of %v there are %v left, want all but its Age of 5 s", lifetime.Lifetime, left)
+	}
+	resp = response("Cache-Control: max-age=60")
+	resp.RequestTime = noon.Add(-3 * time.Minute)
+	if got := rfc9111.FreshnessOf(resp, lifetime); got.Left(got.InitialAge) >= 0 {
+		t.Errorf("what the response states itself counts from its generation: %+v", got)
+	}
+}
+
 type serveRow struct {
 	rule
 	resp string

@@ -20,7 +20,8 @@ type Options struct {
 	// Heuristic: a response that states no lifetime is fresh for a tenth of the
 	// time since it was last modified, and for 24 hours at most.
 	Heuristic bool
-	// Lifetime of responses that state none. It goes before Heuristic. 0: none.
+	// Lifetime of responses that state none, from their arrival on. It goes before
+	// Heuristic. 0: none.
 	Lifetime time.Duration
 	// StaleWhileRevalidate and StaleIfError are for responses that don't state
 	// them, and that nothing forbids to be served stale. 0: none.

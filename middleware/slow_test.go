@@ -1,0 +1,69 @@
+package middleware_test
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+// An option's TTL counts from when the response is there: a handler that takes longer
+// is shared all the same, with those who wait and for as long as the option says.
+func TestHandlerThatIsSlowerThanItsTTLIsShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var runs atomic.Int32
+		h := wrap(t, newStore(t), middleware.Options{TTL: time.Second}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			runs.Add(1)
+			time.Sleep(3 * time.Second)
+		}))
+		atOnce(10, func() { once(h) })
+		time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
+		if once(h); runs.Load() != 1 {
+			t.Errorf("%d runs for those who came within the TTL, want 1", runs.Load())
+		}
+		time.Sleep(time.Second/2 + time.Millisecond)
+		if once(h); runs.Load() != 2 {
+			t.Errorf("%d runs after the TTL, want 2", runs.Load())
+		}
+	})
+}
+
+func TestTransportSharesAnUpstreamThatIsSlowerThanItsTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		tr := newTransport(t, newStore(t), func(o *middleware.TransportOptions) {
+			o.TTL = time.Second
+			o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+				calls.Add(1)
+				time.Sleep(3 * time.Second)
+				return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("slow")), ContentLength: -1, Request: r}, nil
+			})
+		})
+		get := func() { ask(t, tr, "http://vendor.test/") }
+		atOnce(10, get)
+		time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
+		if get(); calls.Load() != 1 {
+			t.Errorf("%d calls for those who came within the TTL, want 1", calls.Load())
+		}
+		time.Sleep(time.Second/2 + time.Millisecond)
+		if get(); calls.Load() != 2 {
+			t.Errorf("%d calls after the TTL, want 2", calls.Load())
+		}
+	})
+}
+
+// atOnce calls f n times, and returns when all that follows from it is done.
+func atOnce(n int, f func()) {
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(f)
+	}
+	wg.Wait()
+	synctest.Wait()
+}
