@@ -27,9 +27,21 @@ func (c *child) names(o Order) []string {
 	return names
 }
 
-// preset stores all keys of an order, 32 at once.
+// preset stores all keys of an order, and reads them then if it says so.
 func (c *child) preset(o Order) error {
 	origin := c.origin(o)
+	err := c.each(o, func(ctx context.Context, key string) error { return c.fill(ctx, key, origin) })
+	if err == nil && o.Read {
+		err = c.each(o, func(ctx context.Context, key string) error {
+			_, err := c.cache.Get(ctx, key, origin.fetch)
+			return err
+		})
+	}
+	return err
+}
+
+// each does something with all keys of an order, 32 at once.
+func (c *child) each(o Order, do func(ctx context.Context, key string) error) error {
 	names := c.names(o)
 	var (
 		next  atomic.Int64
@@ -44,7 +56,7 @@ func (c *child) preset(o Order) error {
 					return
 				}
 				ctx, cancel := deadline(o)
-				err := c.fill(ctx, names[i], origin)
+				err := do(ctx, names[i])
 				cancel()
 				if err != nil {
 					fails <- err

@@ -20,6 +20,7 @@ type Order struct {
 	Key      string        `json:",omitzero"`
 	Keys     int           `json:",omitzero"` // spread over so many keys, Key being a prefix
 	Zipf     bool          `json:",omitzero"` // draw them by Zipf's law instead of evenly
+	Read     bool          `json:",omitzero"` // Preset: and read each once, as some keep only what they have read
 	Callers  int           `json:",omitzero"` // at once
 	Rate     int           `json:",omitzero"` // Load: calls a second, whether answered or not
 	For      time.Duration `json:",omitzero"` // Load, Loop: how long
