@@ -214,7 +214,18 @@ func measure(ctx context.Context, o options, r *report.Report) error {
 		}
 	}
 	env.Took = time.Since(began)
-	r.Env = env
+	if o.merge && r.Env.Date != "" {
+		names := make([]string, 0, len(specs)+1)
+		for _, spec := range specs {
+			names = append(names, spec.Name)
+		}
+		if growth {
+			names = append(names, growthName)
+		}
+		r.Env.Remeasured(names, env)
+	} else {
+		r.Env = env
+	}
 	var described []report.System
 	for _, s := range systems {
 		described = append(described, describe(s))

@@ -39,6 +39,12 @@ func (r *Report) head(b *strings.Builder) {
 	if e.LoadBefore > 0.5 {
 		b.WriteString(": **other work was using the machine**, so compare figures with each other and don't take them as they are")
 	}
+	for _, a := range e.Again {
+		fmt.Fprintf(b, ".\nMeasured again by itself: %s, on %s, %s, %s, Redis %s, load average %.1f", a.Workload, a.Date, rounds(a.Rounds), a.Go, a.Redis, a.LoadBefore)
+		if a.Quick {
+			b.WriteString(", quick mode")
+		}
+	}
 	b.WriteString(".\n\nIn each round the systems take turns in random order, so that noise hits all of them. " +
 		"A figure is the median of the rounds, with the least and the greatest behind it. " +
 		"Bytes and commands are the server's own counts; commands that scripts run are among them.\n\n")
@@ -46,7 +52,7 @@ func (r *Report) head(b *strings.Builder) {
 
 func (r *Report) summary(b *strings.Builder) {
 	b.WriteString("## Summary\n\n" +
-		"The best peer is the best of those that did what was asked: in a stampede, those that made no more fetches than we did; " +
+		"The best peer is the best of those that did what was asked: in a stampede, those that fetched once; " +
 		"the tables below say who is left out and why. Where a peer wins, the row says so.\n\n" +
 		"| workload | case | figure | stampede | best peer | ours : best peer | ours : limit | |\n" +
 		"|---|---|---|--:|--:|--:|--:|---|\n")

@@ -29,6 +29,26 @@ type Env struct {
 	// LoadBefore is the machine's load average over a minute when the run began:
 	// what others were doing at the time, and not this run.
 	LoadBefore float64
+	// Again are the workloads that were measured again by themselves since.
+	Again []Again `json:",omitempty"`
+}
+
+// Again is when and how a workload was measured again.
+type Again struct {
+	Workload, Date, Go, Redis string
+	Rounds                    int
+	Quick                     bool `json:",omitzero"`
+	LoadBefore                float64
+}
+
+// Remeasured notes that these workloads are of a later run than the rest.
+func (e *Env) Remeasured(workloads []string, later Env) {
+	for _, w := range workloads {
+		e.Again = append(slices.DeleteFunc(e.Again, func(a Again) bool { return a.Workload == w }), Again{
+			Workload: w, Date: later.Date, Go: later.Go, Redis: later.Redis,
+			Rounds: later.Rounds, Quick: later.Quick, LoadBefore: later.LoadBefore,
+		})
+	}
 }
 
 // System is what was measured.

@@ -96,6 +96,26 @@ func TestMarkdownSaysWhereAPeerWinsAndWhatIsMissing(t *testing.T) {
 	}
 }
 
+// What is measured again by itself doesn't pass for a part of the run that it is put into.
+func TestMarkdownSaysWhatWasMeasuredAgain(t *testing.T) {
+	r := load(t)
+	before := r.Env
+	for _, later := range []report.Env{{Date: "2030-01-01", Rounds: 1}, {Date: "2030-01-02", Rounds: 3, Go: "go9", Redis: "9.0", LoadBefore: 2.5}} {
+		r.Env.Remeasured([]string{"work"}, later)
+	}
+	if r.Env.Date != before.Date || r.Env.Rounds != before.Rounds {
+		t.Errorf("the run itself is now of %s, with %d rounds", r.Env.Date, r.Env.Rounds)
+	}
+	var b strings.Builder
+	if err := r.Markdown(&b); err != nil {
+		t.Fatal(err)
+	}
+	want := "Measured again by itself: work, on 2030-01-02, 3 rounds, go9, Redis 9.0, load average 2.5"
+	if !strings.Contains(b.String(), want) || strings.Contains(b.String(), "2030-01-01") {
+		t.Errorf("want %q, once, in\n%.1000s", want, b.String())
+	}
+}
+
 func TestSVGIsWellFormedAndHasTheFigures(t *testing.T) {
 	r := load(t)
 	r.Workloads[0].Name, r.Workloads[0].Cases[0].Name = "stampede", "8 × 1000"
