@@ -18,7 +18,7 @@ func redisLock() System {
 	return System{
 		Name: "redislock", Module: "github.com/bsm/redislock", Fleet: true,
 		Link: "https://pkg.go.dev/github.com/bsm/redislock#example-Client.Obtain-Retry",
-		Note: "a lock of 5 s around cache-aside, retried every 100 ms, within `singleflight.Group.Do`",
+		Note: "a lock of 5 s around cache-aside, retried every 100 ms, within `singleflight.Group.Do`; an error of Redis is the caller's, as in its example: it fetches nothing then",
 		Open: func(o Options) (Cache, error) {
 			rdb := client(o)
 			return &lockedCache{bareGet: bareGet{rdb, o}, locker: redislock.New(rdb)}, nil
