@@ -213,7 +213,7 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 //
 // Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the
 // codec's; [ErrUnavailable], which says whether the value may be stored later all
-// the same; [ErrClosed].
+// the same; [ErrClosed]; the cause of ctx's end.
 func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string) error {
 	e := g.engine
 	tags = slices.Concat(e.policy.Tags, tags, e.tagsOfValue(key, &value))

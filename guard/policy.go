@@ -270,8 +270,8 @@ func (p Policy) validate() error {
 	if held := p.FetchTimeout + p.MaxBudgetWait + p.Lease; p.Quarantine <= held {
 		bad("Quarantine is %v, must be more than FetchTimeout, MaxBudgetWait and Lease (%v)", p.Quarantine, held)
 	}
-	// Each by itself too, and cut for the sums: those overflow.
-	limit := func(d time.Duration) time.Duration { return min(d, cache.MaxTTL) }
+	// Each by itself too, and cut for the sums, which would overflow.
+	limit := func(d time.Duration) time.Duration { return min(d, math.MaxInt64/2) }
 	for name, d := range map[string]time.Duration{
 		"TTL plus Stale": limit(p.TTL) + limit(p.Stale), "TTL plus StaleIfError": limit(p.TTL) + limit(p.StaleIfError),
 		"TTL": p.TTL, "FetchTimeout": p.FetchTimeout, "Lease": p.Lease, "WaitTimeout": p.WaitTimeout,

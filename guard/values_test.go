@@ -267,6 +267,10 @@ func TestNewRefusesWhatItCannotHonourAndSaysAllOfIt(t *testing.T) {
 			t.Errorf("a TTL of %v was accepted", ttl)
 		}
 	}
+	_, err = guard.New[string](store, "g", guard.Policy{TTL: time.Minute, Stale: 60 * 24 * time.Hour})
+	if err == nil || !strings.Contains(err.Error(), "TTL plus Stale is 1440h1m0s") {
+		t.Errorf("60 days and a minute: %v", err)
+	}
 	if _, err := guard.New[string](nil, "g", guard.Policy{TTL: 1}); err == nil {
 		t.Error("no store was accepted")
 	}
