@@ -20,12 +20,12 @@ type Event struct {
 	Hit       bool
 	Fwd       string // why the handler was asked: "uri-miss", "stale", "bypass" ...
 	FwdStatus int
-	Stored    bool
+	Stored    bool // of a response that streamed: it was to be, as its header was sent before
 	Collapsed bool // it waited for the run of another request
 	TTL       time.Duration
 	Detail    string // why it isn't stored: "private", "set-cookie" ...
 
-	Source guard.Source  // where the guard had the response from; 0: it wasn't asked
+	Source guard.Source  // where the guard had the response from, Fetched if it streamed; 0: it wasn't asked
 	Age    time.Duration // of the response
 	Err    error         // why there was no proper response, or nothing could be forgotten
 
@@ -49,7 +49,7 @@ type Stats struct {
 	Forwarded uint64 // answered by a run of the handler that they started
 	Collapsed uint64 // answered by the run of another request
 	Bypassed  uint64 // not for the cache: the handler ran for them alone
-	Stored    uint64 // responses stored
+	Stored    uint64 // responses that were to be stored: with the store away or full they are not
 	Failed    uint64 // no proper response, or one that was cut short
 
 	Guard guard.Stats // what is behind it, in the guard's terms
