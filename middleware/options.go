@@ -42,7 +42,9 @@ type Options struct {
 	// TTL is how long a response is fresh that says nothing of it: one with status
 	// 200, 203, 300, 301 or 308 without max-age, s-maxage or Expires; and one with
 	// 404 or 410, but for NegativeTTL at the most. It never overrules private,
-	// no-store or no-cache. Default 0: such a response is not shared.
+	// no-store or no-cache. Default 0: such a response is validated before each use if
+	// it has an ETag or a Last-Modified, so that requests which wait share it, and is
+	// not shared otherwise.
 	TTL time.Duration
 	// Stale is how long after that it may be served while it is fetched anew, and
 	// instead of an error, if it doesn't say so itself (stale-while-revalidate,
