@@ -217,7 +217,8 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// Stats is what the guard has done in this process.
+// Stats is what the guard has done in this process. Of budgets it has nothing but
+// Errors.Exhausted: the transport pays for its calls by itself, so ask the budget.
 func (t *Transport) Stats() guard.Stats { return t.guard.Stats() }
 
 // Close ends the calls that are shared; those whose response somebody reads are
