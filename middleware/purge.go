@@ -126,6 +126,9 @@ func (m *Middleware) keysOf(u *url.URL) []string {
 // PurgeHandler purges the URL that it is asked for, by any method: mount it for
 // PURGE, behind what decides who may. With "Soft-Purge: 1" in the request it is a
 // soft purge.
+//
+// For an [http.ServeMux] that is the pattern "PURGE /", beside which all others need
+// a method ("GET /report"), or it panics as they conflict.
 func (m *Middleware) PurgeHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u := scheme(r) + "://" + r.Host + pathOf(r)
