@@ -118,17 +118,20 @@ func (s *Redis) pipelined(ctx context.Context, invs []invocation, places []int, 
 		}
 		_ = pipe.Process(ctx, cmds[j])
 	}
-	_, err := pipe.Exec(ctx)
+	_, failed := pipe.Exec(ctx)
 	answered := false
 	for j, i := range places {
 		value, err := cmds[j].Result()
+		if value == nil && err == nil {
+			err = failed // every script answers something: a client's hook has kept it back
+		}
 		replies[i] = reply{value, err}
 		answered = answered || err == nil || isReply(err)
 	}
 	if answered {
 		return nil
 	}
-	return err
+	return failed
 }
 
 // isReply reports whether an error is the server's, about one command.

@@ -290,6 +290,7 @@ func TestReadsArePrintedWithTheirKeys(t *testing.T) {
 // their commands. It counts those that go by MGET.
 type keeper struct {
 	shut  atomic.Bool
+	spare atomic.Int64 // so many go through before it keeps any back
 	mgets atomic.Int64
 }
 
@@ -300,7 +301,7 @@ func (*keeper) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return ne
 
 func (h *keeper) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if h.shut.Load() {
+		if h.shut.Load() && h.spare.Add(-1) < 0 {
 			return errKept
 		}
 		if cmds[0].Name() == "mget" {
@@ -344,6 +345,47 @@ func TestReadsThatAHookKeepsBackFail(t *testing.T) {
 		}
 		if h.mgets.Load() != n+1 {
 			t.Error("they aren't read together any more")
+		}
+	}
+}
+
+func TestScriptsThatAHookKeepsBackFail(t *testing.T) {
+	client := redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client()
+	h := &keeper{}
+	client.AddHook(h)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", BreakerFailures: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	ctx := t.Context()
+	wantKept := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, cache.ErrUnavailable) || !errors.Is(err, errKept) {
+			t.Errorf("%s: error %v", what, err)
+		}
+	}
+	requests := []cache.Request{{Key: "a", Ask: lasting()}, {Key: "b", Ask: lasting()}}
+	returns := acquired(t, s.AcquireMany(ctx, requests))
+
+	h.shut.Store(true)
+	for _, tagged := range []func(context.Context, ...string) error{s.DeleteTag, s.ExpireTag} {
+		h.spare.Store(0)
+		wantKept("clock", tagged(ctx, "t"))
+		h.spare.Store(1)
+		wantKept("tag", tagged(ctx, "t"))
+	}
+	h.spare.Store(0)
+	_, err = s.Stamp(ctx)
+	wantKept("stamp", err)
+	for _, r := range s.ReturnMany(ctx, returns) {
+		wantKept("fill", r.Err)
+	}
+	h.shut.Store(false)
+
+	for i, r := range s.AcquireMany(ctx, requests) { // the leases are still there, and owned
+		if r.Err != nil || r.Answer.Verdict != cache.Granted {
+			t.Errorf("%q: %+v, %v", requests[i].Key, r.Answer, r.Err)
 		}
 	}
 }

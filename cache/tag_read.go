@@ -40,7 +40,7 @@ func recordCmds(ctx context.Context, names []string) []*redis.SliceCmd {
 
 func answeredRecords(cmds []*redis.SliceCmd) bool {
 	for _, c := range cmds {
-		if err := c.Err(); err == nil || redis.HasErrorPrefix(err, "WRONGTYPE") {
+		if len(c.Val()) > 0 || redis.HasErrorPrefix(c.Err(), "WRONGTYPE") {
 			return true
 		}
 	}
