@@ -285,6 +285,38 @@ func TestBreakerStaysClosedWhileRedisIsSlow(t *testing.T) {
 	}
 }
 
+// A master without the replicas that it wants (min-replicas-to-write) takes no
+// writes, and what is stored is there to be read.
+func TestBreakerStaysClosedWithoutReplicas(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ctx := t.Context()
+	if err := s.Set(ctx, "stored", entryOf("v", time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Client().ConfigSet(ctx, "min-replicas-to-write", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if a, err := s.Acquire(ctx, "missing", lasting()); !errors.Is(err, cache.ErrUnavailable) || !redis.IsNoReplicasError(err) {
+			t.Fatalf("Acquire: %+v, %v, want NOREPLICAS", a, err)
+		}
+		if err := s.Delete(ctx, "stored"); !redis.IsNoReplicasError(err) {
+			t.Fatalf("Delete: error %v, want NOREPLICAS", err)
+		}
+		if r, err := s.Read(ctx, "stored"); err != nil || !r.Found {
+			t.Fatalf("Read: %+v, %v, want what is stored", r, err)
+		}
+	}
+	if err := server.Client().ConfigSet(ctx, "min-replicas-to-write", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Who reads many keys has more time, and need not wait for its end.
 func TestReadManyIsToldWhenTheBreakerOpens(t *testing.T) {
 	underLoad(t, 1, 0, func(t *testing.T, p *pause, c *changes, _ *atomic.Int64) {

@@ -47,10 +47,11 @@ func passing(err error) bool {
 }
 
 // tripsBreaker reports whether a classified error says that the node is away.
-// A refusal is an answer, TRYAGAIN ends with the slot's migration, and the
-// caller's own context says nothing about Redis.
+// A refusal is an answer, TRYAGAIN ends with the slot's migration, who lacks
+// replicas takes no writes and answers reads, and the caller's own context says
+// nothing about Redis.
 func tripsBreaker(err error) bool {
-	return errors.Is(err, ErrUnavailable) && !redis.IsTryAgainError(err) &&
+	return errors.Is(err, ErrUnavailable) && !redis.IsTryAgainError(err) && !redis.IsNoReplicasError(err) &&
 		!errors.Is(err, errBreakerOpen) && !errors.Is(err, errBusy)
 }
 
