@@ -317,6 +317,76 @@ func TestBreakerStaysClosedWithoutReplicas(t *testing.T) {
 	}
 }
 
+// A slot on its way from one node to another answers TRYAGAIN until it has arrived.
+// That is waited for, and holds up no key of another slot: nor does it look as if
+// the node were away.
+func TestSlotOnTheMoveHoldsUpNoOther(t *testing.T) {
+	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
+	ctx, c := t.Context(), &changes{}
+	s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: "test", RedisTimeout: time.Second, Observer: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	slotOf := func(key string) (slot, at int) {
+		slot, err := cluster.Slot(ctx, "test:{"+key+"}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		master, err := cluster.MasterFor(ctx, "test:{"+key+"}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slot, slices.Index(cluster.Masters(), master)
+	}
+	slot, at := slotOf("moving")
+	staying := func() string {
+		for i := 0; ; i++ {
+			key := fmt.Sprint("staying", i)
+			if other, on := slotOf(key); on == at && other != slot {
+				return key
+			}
+		}
+	}()
+	if err := s.Set(ctx, staying, entryOf("v", time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := s.Acquire(ctx, staying+"}", lasting()); err != nil || a.Verdict != cache.Granted {
+		t.Fatal(a.Verdict, err) // the subscription is live
+	}
+	if err := cluster.OpenSlot(ctx, slot, at, (at+1)%3); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		var moving sync.WaitGroup
+		for i := range 4 {
+			moving.Go(func() {
+				once := lasting()
+				once.Once = true
+				if _, err := s.Acquire(ctx, fmt.Sprint("moving}", i), once); !redis.IsTryAgainError(err) {
+					t.Errorf("error %v, want TRYAGAIN", err)
+				}
+			})
+		}
+		time.Sleep(50 * time.Millisecond)
+		start := time.Now()
+		a, err := s.Acquire(ctx, fmt.Sprint(staying, "}", round), lasting())
+		if err != nil || a.Verdict != cache.Granted {
+			t.Errorf("%v, %v, want granted", a.Verdict, err)
+		}
+		if took := time.Since(start); took > time.Second/2 {
+			t.Errorf("it took %v", took)
+		}
+		moving.Wait()
+		if r, err := s.Read(ctx, staying); err != nil || !r.Found {
+			t.Errorf("%+v, %v, want what is stored", r, err)
+		}
+	}
+	if opened, _ := c.seen(); len(opened) > 0 {
+		t.Errorf("the breaker opened %d times", len(opened))
+	}
+}
+
 // Who reads many keys has more time, and need not wait for its end.
 func TestReadManyIsToldWhenTheBreakerOpens(t *testing.T) {
 	underLoad(t, 1, 0, func(t *testing.T, p *pause, c *changes, _ *atomic.Int64) {

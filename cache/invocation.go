@@ -51,20 +51,29 @@ func newOnce(ctx context.Context, words []any) once {
 // migration.
 const tryAgainWait = 10 * time.Millisecond
 
-// run carries it out once, by itself, and returns the reply.
+// run carries it out once, by itself, and returns the reply. It resends what meets a
+// slot in migration for most of the time that ctx leaves, and not for all of it: that
+// the slot was not there in time is to be the answer, and not that the node was not.
 func (inv *invocation) run(ctx context.Context, client redis.UniversalClient) (any, error) {
+	end, _ := ctx.Deadline()
+	last := time.Now().Add(time.Until(end) * 3 / 4)
 	for {
-		cmd := inv.command(ctx)
-		err := client.Process(ctx, cmd)
-		if isUnknownScript(err) {
-			cmd = inv.teaching(ctx)
-			err = client.Process(ctx, cmd)
+		value, err := inv.try(ctx, client)
+		if err == nil || !redis.IsTryAgainError(err) || time.Now().After(last) || sleep(ctx, tryAgainWait) != nil {
+			return value, err
 		}
-		if err != nil && redis.IsTryAgainError(err) && sleep(ctx, tryAgainWait) == nil {
-			continue
-		}
-		return cmd.Val(), err
 	}
+}
+
+// try is run for those who don't wait for a slot.
+func (inv *invocation) try(ctx context.Context, client redis.UniversalClient) (any, error) {
+	cmd := inv.command(ctx)
+	err := client.Process(ctx, cmd)
+	if isUnknownScript(err) {
+		cmd = inv.teaching(ctx)
+		err = client.Process(ctx, cmd)
+	}
+	return cmd.Val(), err
 }
 
 // isUnknownScript reports whether the server doesn't know the script by its

@@ -64,7 +64,7 @@ func (os *orders) carryOut(ctx context.Context, _ redis.Pipeliner) error {
 	switch len(wanted) {
 	case 1:
 		var value any
-		value, err = wanted[0].run(ctx, os.s.client)
+		value, err = wanted[0].try(ctx, os.s.client) // a slot on the move is waited for outside
 		os.answered(wanted[0], reply{value, err})
 	default:
 		invs := make([]invocation, len(wanted))
