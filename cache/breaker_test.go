@@ -317,6 +317,35 @@ func TestBreakerStaysClosedWithoutReplicas(t *testing.T) {
 	}
 }
 
+// A server that is loading, or was demoted, turns away each script of a pipeline as it
+// does a lone one.
+func TestPipelinesThatAreTurnedAwayOpenTheBreaker(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	c := &changes{}
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", Observer: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ctx := t.Context()
+	_, requests, _ := requestsFor(4)
+	returns := acquired(t, s.AcquireMany(ctx, requests))
+	if err := server.Client().Do(ctx, "replicaof", "127.0.0.1", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for _, r := range s.ReturnMany(ctx, returns) {
+			if !redis.IsReadOnlyError(r.Err) {
+				t.Fatalf("error %v, want READONLY", r.Err)
+			}
+		}
+	}
+	eventually(t, func() bool { opened, _ := c.seen(); return len(opened) > 0 })
+	if err := server.Client().Do(ctx, "replicaof", "no", "one").Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A slot on its way from one node to another answers TRYAGAIN until it has arrived.
 // That is waited for, and holds up no key of another slot: nor does it look as if
 // the node were away.

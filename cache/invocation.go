@@ -112,7 +112,7 @@ func (s *Redis) runMany(ctx context.Context, invs []invocation) ([]reply, error)
 
 // pipelined sends the invocations of the given places, with the source of each
 // script the first time if teach is set, and notes the replies. It returns an
-// error if none was answered.
+// error as runMany does.
 func (s *Redis) pipelined(ctx context.Context, invs []invocation, places []int, replies []reply, teach bool) error {
 	cmds := make([]once, len(places))
 	taught := map[*script]bool{}
@@ -135,7 +135,7 @@ func (s *Redis) pipelined(ctx context.Context, invs []invocation, places []int, 
 			err = failed // every script answers something: a client's hook has kept it back
 		}
 		replies[i] = reply{value, err}
-		answered = answered || err == nil || isReply(err)
+		answered = answered || err == nil || isAnswer(err)
 	}
 	if answered {
 		return nil
@@ -143,8 +143,9 @@ func (s *Redis) pipelined(ctx context.Context, invs []invocation, places []int, 
 	return failed
 }
 
-// isReply reports whether an error is the server's, about one command.
-func isReply(err error) bool {
+// isAnswer reports whether an error is the server's, about one command: not one by
+// which it turns away whatever comes, as while it loads its data.
+func isAnswer(err error) bool {
 	var r redis.Error
-	return errors.As(err, &r)
+	return errors.As(err, &r) && !passing(r)
 }
