@@ -270,6 +270,49 @@ func TestManyKeysHaveMoreTime(t *testing.T) {
 	stored(t, s.ReturnMany(t.Context(), returns))
 }
 
+// Leases that were granted together are renewed together: in a pipeline, whose time
+// goes by how many they are.
+func TestManyLeasesAreRenewedAsTheyWereGranted(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	client, c := server.Client(), &changes{}
+	h := &trips{}
+	client.AddHook(h)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: 400 * time.Millisecond, Observer: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	ctx, admin := t.Context(), server.Client()
+	_, requests, leases := requestsFor(1000)
+	for i := range requests {
+		requests[i].Ask.TTL = 3 * time.Second
+	}
+	acquired(t, s.AcquireMany(ctx, []cache.Request{{Key: "heard", Ask: lasting()}}))
+	returns := acquired(t, s.AcquireMany(ctx, requests))
+	begun := time.Now()
+	if err := admin.ScriptFlush(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	h.set(func(cmds []redis.Cmder) {
+		if len(cmds) > 100 {
+			time.Sleep(600 * time.Millisecond)
+		}
+	})
+	n := h.n.Load()
+	time.Sleep(time.Until(begun.Add(3500 * time.Millisecond))) // they are due each second
+	if got := h.since(&n); got > 20 {                          // what takes long is begun again meanwhile
+		t.Errorf("%d round trips", got)
+	}
+	if opened, _ := c.seen(); len(opened) > 0 {
+		t.Errorf("the breaker opened %d times", len(opened))
+	}
+	if held := admin.Exists(ctx, leases...).Val(); held != int64(len(leases)) {
+		t.Errorf("%d of %d leases are still there", held, len(leases))
+	}
+	h.set(nil)
+	stored(t, s.ReturnMany(ctx, returns))
+}
+
 func TestUserWithoutMGETReadsManyKeysAllTheSame(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{}) // the documented user may not use it
 	s, err := cache.NewRedis(asUser(t, server, granted...), cache.Options{Namespace: "app"})

@@ -23,9 +23,10 @@ type Options struct {
 
 	// RedisTimeout bounds every call to Redis, whatever the client's own
 	// timeouts and retries are: at least 1 ms. Default 250 ms. A call for many keys
-	// (ReadMany, AcquireMany, ReturnMany) has it once for each 250 of them. It is
-	// given once more where this process gets to notice its end more than 20 ms late,
-	// as the answer may have been waiting for the process, and not it for Redis.
+	// (ReadMany, AcquireMany, ReturnMany), and the renewal of many leases, has it once
+	// for each 250 of them. It is given once more where this process gets to notice its
+	// end more than 20 ms late, as the answer may have been waiting for the process, and
+	// not it for Redis.
 	//
 	// The client is still at work on a call that was given up, until its own
 	// timeouts end it; a client with ReadTimeout and DialTimeout near this value

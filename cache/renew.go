@@ -3,8 +3,6 @@ package cache
 import (
 	"context"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // renewSlack lets leases that are due soon share a pipeline.
@@ -55,34 +53,20 @@ func (s *Redis) groupByNode(batch []renewal) map[*node]*nodeRenewals {
 // answered is tried again when it is next due, or has run out by then.
 func (s *Redis) extend(n *node, batch []renewal) {
 	sent := time.Now()
-	_ = s.do(s.ctx, n, "extend", func(ctx context.Context) error {
-		cmds, invs := make([]once, len(batch)), make([]invocation, len(batch))
-		_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for i, r := range batch {
-				invs[i] = s.extending(r)
-				cmds[i] = invs[i].command(ctx)
-				_ = p.Process(ctx, cmds[i])
-			}
-			return nil
-		})
-		answered := false
-		for i, cmd := range cmds {
-			reply, replyErr := cmd.Result()
-			if isUnknownScript(replyErr) {
-				reply, replyErr = invs[i].run(ctx, s.client)
-			}
-			if replyErr != nil {
-				continue
-			}
-			answered = true
-			if n, _ := reply.(int64); n == 1 {
+	_ = s.doWithin(s.ctx, n, "extend", s.manyTimeout(len(batch)), func(ctx context.Context) error {
+		invs := make([]invocation, len(batch))
+		for i, r := range batch {
+			invs[i] = s.extending(r)
+		}
+		replies, err := s.runMany(ctx, invs)
+		for i, r := range replies {
+			switch {
+			case r.err != nil:
+			case r.value == int64(1):
 				s.ledger.renewed(batch[i].token, sent)
-			} else {
+			default:
 				s.ledger.lose(batch[i].token)
 			}
-		}
-		if answered {
-			return nil
 		}
 		return err
 	})
