@@ -230,6 +230,7 @@ func TestForeignBytesBesideAnEntryHarmNobody(t *testing.T) {
 		"a lease of foreign bytes": func(k string) error { return admin.Set(t.Context(), k+":lease", "abc", 0).Err() },
 		"a lease without an end":   func(k string) error { return admin.Set(t.Context(), k+":lease", "0123456789abcdef0", 0).Err() },
 		"failures of no number":    func(k string) error { return admin.Set(t.Context(), k+":failures", "many", 0).Err() },
+		"attempts of nobody":       func(k string) error { return admin.SAdd(t.Context(), k+":tries", "a", "b", "c", "d").Err() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := plant("test:{g:" + name + "}"); err != nil {
@@ -241,6 +242,9 @@ func TestForeignBytesBesideAnEntryHarmNobody(t *testing.T) {
 			}
 			if n := count.n.Load(); n > 40 {
 				t.Errorf("%d acquires", n)
+			}
+			if r, err := g.Peek(t.Context(), name); r.Value != "v" || err != nil {
+				t.Errorf("what is stored is %q, %v", r.Value, err)
 			}
 		})
 	}

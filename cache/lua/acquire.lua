@@ -96,7 +96,7 @@ if limit > 0 and liveness and tries >= limit then
   local dead, known = 0, {}
   for _, try in ipairs(redis.call('SMEMBERS', KEYS[3])) do
     local process = try:sub(1, 8)
-    if known[process] == nil then
+    if #try == 16 and not known[process] then -- foreign bytes are nobody's attempt
       known[process] = true
       if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead = dead + 1 end
     end
