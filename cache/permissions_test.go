@@ -140,9 +140,21 @@ func eventually(t *testing.T, done func() bool) {
 }
 
 func TestClientsThatReadFromElsewhereAreRefused(t *testing.T) {
+	replicas := func() *redis.ClusterClient {
+		return redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, ReadOnly: true})
+	}
+	ring := func() *redis.Ring {
+		return redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	}
+	// Wrapped as by who measures calls.
 	for name, client := range map[string]redis.UniversalClient{
-		"replicas": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, ReadOnly: true}),
-		"ring":     redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}),
+		"replicas":         replicas(),
+		"wrapped replicas": struct{ *redis.ClusterClient }{replicas()},
+		"ring":             ring(),
+		"wrapped ring":     struct{ *redis.Ring }{ring()},
+		"wrapped client with a cache": struct{ *redis.Client }{redis.NewClient(&redis.Options{
+			Addr: "127.0.0.1:1", ClientSideCacheConfig: &redis.ClientSideCacheConfig{},
+		})},
 	} {
 		if _, err := cache.NewRedis(client, cache.Options{Namespace: "app"}); err == nil {
 			t.Errorf("%s: accepted", name)

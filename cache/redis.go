@@ -269,21 +269,22 @@ func (s *Redis) releaseAll(leases []owned) error {
 }
 
 // checkClient refuses clients whose reads may be older than a write that was
-// acknowledged: a Delete would be no barrier behind them.
+// acknowledged: a Delete would be no barrier behind them. A wrapper that embeds a
+// client shows that client's options.
 func checkClient(client redis.UniversalClient) error {
 	switch c := client.(type) {
 	case nil:
 		return errors.New("cache: NewRedis: the client is nil")
-	case *redis.Ring:
+	case interface{ Options() *redis.RingOptions }:
 		return errors.New("cache: NewRedis: a redis.Ring is not supported, its keys move without notice when a shard fails; use redis.NewClient or redis.NewClusterClient")
 	case *redis.AutoPipeliner:
 		return errors.New("cache: NewRedis: pass the client itself, not its AutoPipeliner, which does not end a call with its context; the store shares pipelines by itself")
-	case *redis.ClusterClient:
+	case interface{ Options() *redis.ClusterOptions }:
 		o := c.Options()
 		if o.ReadOnly || o.RouteByLatency || o.RouteRandomly {
 			return errors.New("cache: NewRedis: the cluster client reads from replicas (ReadOnly, RouteByLatency or RouteRandomly), where a Delete may not have arrived; use a client without them")
 		}
-	case *redis.Client:
+	case interface{ Options() *redis.Options }:
 		if o := c.Options(); o.ClientSideCache != nil || o.ClientSideCacheConfig != nil {
 			return errors.New("cache: NewRedis: the client has a client-side cache, where a Delete may not have arrived; use a client without it")
 		}
