@@ -65,7 +65,7 @@ type Memory struct {
 	closed  bool
 	leases  map[Token]*memoryLease // granted and not given back, the lost ones too
 	watches map[*Watch]string      // the key of each
-	feeds   []*Feed
+	feeds   map[*Feed]struct{}
 }
 
 var _ Store = (*Memory)(nil)
@@ -93,6 +93,7 @@ func (d *memoryData) open() *Memory {
 		minter:  NewMinter(),
 		leases:  map[Token]*memoryLease{},
 		watches: map[*Watch]string{},
+		feeds:   map[*Feed]struct{}{},
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -123,7 +124,7 @@ func (m *Memory) leave() {
 	for w := range m.watches {
 		m.unwatch(w)
 	}
-	for _, f := range m.feeds {
+	for f := range m.feeds {
 		m.data.feeds.remove(f)
 		f.Down()
 	}
@@ -259,7 +260,12 @@ func (m *Memory) Watch(key string) *Watch {
 func (m *Memory) Follow(forget func(Invalidation)) *Feed {
 	d := m.data
 	var f *Feed
-	f = NewFeed(forget, func() { d.feeds.remove(f) })
+	f = NewFeed(forget, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.feeds.remove(f)
+		delete(m.feeds, f)
+	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if m.closed {
@@ -267,7 +273,7 @@ func (m *Memory) Follow(forget func(Invalidation)) *Feed {
 	}
 	d.feeds.add(f)
 	d.feeds.up(0)
-	m.feeds = append(m.feeds, f)
+	m.feeds[f] = struct{}{}
 	return f
 }
 

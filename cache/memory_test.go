@@ -11,6 +11,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/cache/cachetest"
@@ -273,6 +274,20 @@ func TestMemoryCloseKeepsNoWatch(t *testing.T) {
 	}
 	if keys, _ := first.Size(); keys != 0 {
 		t.Errorf("%d keys are kept for a store that was closed", keys)
+	}
+}
+
+// A guard that is closed takes its near cache along.
+func TestMemoryKeepsNoFeedThatWasClosed(t *testing.T) {
+	m := newMemory(t, cache.MemoryOptions{})
+	near := func() weak.Pointer[[1 << 10]byte] {
+		kept := new([1 << 10]byte)
+		m.Follow(func(cache.Invalidation) { kept[0]++ }).Close()
+		return weak.Make(kept)
+	}()
+	runtime.GC()
+	if near.Value() != nil {
+		t.Error("what the feed told is kept by the store")
 	}
 }
 
