@@ -109,9 +109,10 @@ func (u *subscriber) within(ctx context.Context, write func() error) error {
 }
 
 // verify asks, where commands go, whether this process is subscribed there. Who
-// uses a near cache needs to know: an acquire, which tells too, may be rare.
+// uses a near cache needs to know, liveness or not: an acquire, which may tell too,
+// may be rare.
 func (u *subscriber) verify() {
-	if !u.s.feeds.any() || !u.s.liveness.Load() {
+	if !u.s.feeds.any() || u.s.lesser.Load() != nil {
 		return
 	}
 	asked := time.Now()

@@ -3,6 +3,7 @@ package cache_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -186,4 +187,57 @@ func TestFeedIsLiveAgainOnceAMasterIsBackAtItsAddress(t *testing.T) {
 			t.Error("the feed is still down")
 		}
 	})
+}
+
+// Behind Sentinel a master that was replaced goes on answering: the connection that
+// tells a near cache what to forget is made anew, with liveness or without.
+func TestFeedFollowsTheCommands(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		t.Run(fmt.Sprint("liveness off: ", off), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				old, now := redistest.RunEmbeddedInMemory(t), redistest.RunEmbeddedInMemory(t)
+				var replaced atomic.Bool
+				o := old.Options()
+				o.ConnMaxLifetime = 100 * time.Millisecond // commands leave the old master soon
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					if replaced.Load() {
+						return now.Options().Dialer(ctx, network, addr)
+					}
+					return old.Options().Dialer(ctx, network, addr)
+				}
+				client := redis.NewClient(o)
+				t.Cleanup(func() { _ = client.Close() })
+				s, err := cache.NewRedis(client, cache.Options{Namespace: "test", DisableLiveness: off})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = s.Close() })
+				var heard atomic.Int64
+				f := s.Follow(func(i cache.Invalidation) {
+					if i.Key == "k" { // and not what a store tries out when it is opened
+						heard.Add(1)
+					}
+				})
+				defer f.Close()
+				time.Sleep(time.Second)
+				if f.Epoch() == 0 {
+					t.Fatal("the feed isn't live")
+				}
+				replaced.Store(true)
+				time.Sleep(3 * time.Second)
+				other, err := cache.NewRedis(now.Client(), cache.Options{Namespace: "test"}) // what s changes, its feeds are told by s
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = other.Close() })
+				if err := other.Delete(t.Context(), "k"); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				if f.Epoch() == 0 || heard.Load() != 1 {
+					t.Errorf("live: %v, heard %d changes of 1", f.Epoch() != 0, heard.Load())
+				}
+			})
+		})
+	}
 }
