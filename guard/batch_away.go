@@ -60,6 +60,12 @@ func (b *batch) fetchHere(members []*member, source Source) {
 	for turn := 0; len(members) > 0; turn++ {
 		now := members[:min(len(members), b.policy.MaxBatch)]
 		members = members[len(now):]
+		if b.engine.ctx.Err() != nil {
+			for _, m := range now {
+				m.answer(guardClosed())
+			}
+			continue
+		}
 		var paid fill
 		if err := b.affordMany(ctx, now[0].call.key, b.spending(now), &paid, nil, func() bool { return b.deserted(now) }); err != nil {
 			for _, m := range now {

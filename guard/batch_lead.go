@@ -50,6 +50,9 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	if live = b.letGo(live); len(live) == 0 {
 		return
 	}
+	if refused == nil && b.engine.ctx.Err() != nil {
+		refused = ErrClosed // in the part before: nobody would wait for this one, and the next would run beside it
+	}
 	ends := make([]ending, len(live))
 	if refused != nil {
 		r := fetched{err: refused, lost: errors.Is(refused, errNotWanted)}

@@ -193,6 +193,12 @@ func (m *many) forOneself(ctx context.Context, ws []*wanted, source Source) {
 		turns[w.key] = i / m.policy.MaxBatch
 	}
 	for turn := 0; len(ws) > 0; turn++ {
+		if ended := m.endedFor(ctx, nil); ended != nil { // nobody would wait for the others: all would run at once
+			for _, w := range ws {
+				w.o = ended
+			}
+			return
+		}
 		some := ws[:min(len(ws), m.policy.MaxBatch)]
 		ws = ws[len(some):]
 		evs := make([]Event, len(some))

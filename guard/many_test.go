@@ -645,6 +645,60 @@ func TestCloseEndsABatchAndFreesItsKeys(t *testing.T) {
 	})
 }
 
+// Parts run one after the other: those that are left when it is over must not run at
+// once because nobody waits for them.
+func TestPartsThatAreLeftAtTheEndAreNotFetched(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.MaxBatch = 1 })
+	keys := keysFrom(0, 5)
+	deaf := func(_ context.Context, keys []string) (map[string]string, error) {
+		time.Sleep(time.Second)
+		return valuesOf(keys), nil
+	}
+	private := func(w *world, g *guard.Guard[string]) {
+		for _, key := range keys {
+			_, err := g.Load(w.Context(), key, func(_ context.Context, f *guard.Fill[string]) (string, error) { f.Private = true; return "mine", nil })
+			must(w, err)
+		}
+	}
+	away := func(w *world, _ *guard.Guard[string]) { must(w, w.server.Stop()) }
+	closes := func(g *guard.Guard[string], _ context.CancelFunc) { _ = g.Close() }
+	leaves := func(_ *guard.Guard[string], leave context.CancelFunc) { leave() }
+	for name, c := range map[string]struct {
+		prepare func(w *world, g *guard.Guard[string])
+		end     func(g *guard.Guard[string], leave context.CancelFunc)
+		want    error
+	}{
+		"private, the caller leaves": {private, leaves, context.Canceled},
+		"private, Close":             {private, closes, guard.ErrClosed},
+		"under leases, Close":        {func(*world, *guard.Guard[string]) {}, closes, guard.ErrClosed},
+		"without Redis, Close":       {away, closes, guard.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRedis(t, func(w *world) {
+				g := w.fleet(1, p)[0]
+				c.prepare(w, g)
+				o := &manyOrigin{answer: deaf}
+				ctx, leave := context.WithCancel(w.Context())
+				defer leave()
+				ended := make(chan error)
+				go func() { _, err := g.GetMany(ctx, keys, o.fetch); ended <- err }()
+				for calls := 0; calls == 0; { // with Redis away it takes a while
+					time.Sleep(time.Millisecond)
+					o.mu.Lock()
+					calls = len(o.calls)
+					o.mu.Unlock()
+				}
+				c.end(g, leave)
+				if err := <-ended; !errors.Is(err, c.want) {
+					w.Errorf("%v, want %v", err, c.want)
+				}
+				time.Sleep(10 * time.Second)
+				o.called(w, 1)
+			})
+		})
+	}
+}
+
 func TestManyNearValues(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 1000; p.Clone = strings.Clone }))
