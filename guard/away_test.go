@@ -328,6 +328,30 @@ func TestUnguardedFetchesThatNobodyWaitsForGiveUpTheirTurn(t *testing.T) {
 	})
 }
 
+// A large batch holds its turn for as long as its parts take: those that nobody waits
+// for any more must not keep others from it, as nothing of them is stored.
+func TestUnguardedPartsThatNobodyWaitsForAreNotFetched(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded, p.MaxBatch = 1, 2 })
+	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.cut()
+		for range 10 {
+			get(w, g, "warm-up", (&origin{}).fetch)
+		}
+		many := &manyOrigin{takes: time.Second}
+		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		defer cancel()
+		go func() { _, _ = g.GetMany(ctx, keysFrom(0, 20), many.fetch) }()
+		time.Sleep(time.Millisecond)
+		go get(w, g, "k7", never) // which is in the fourth part
+		time.Sleep(time.Millisecond)
+		if a := callers([]*guard.Guard[string]{g}, 1, "live", (&origin{}).fetch)[0]; a.err != nil || a.took > 2*time.Second {
+			w.Errorf("%v after %v", a.err, a.took)
+		}
+		many.called(w, 2)
+		many.eachOnce(w, []string{"k0", "k1", "k6", "k7"})
+	})
+}
+
 // Of those who leave a flight that waits for its turn, the last one ends it.
 func TestUnguardedFetchIsMadeForWhoIsLeft(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 1 })

@@ -60,9 +60,9 @@ func (b *batch) fetchHere(members []*member, source Source) {
 	for turn := 0; len(members) > 0; turn++ {
 		now := members[:min(len(members), b.policy.MaxBatch)]
 		members = members[len(now):]
-		if b.engine.ctx.Err() != nil {
+		if b.engine.ctx.Err() != nil || b.deserted(now) { // what is not stored is of no use to anybody else
 			for _, m := range now {
-				m.answer(guardClosed())
+				m.answer(b.noTurn())
 			}
 			continue
 		}

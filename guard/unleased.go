@@ -57,8 +57,8 @@ func (e *engine) turn(ctx context.Context, deserted func() bool) (leave func()) 
 	return leave
 }
 
-// noTurn is the outcome of a flight that got no slot: who has joined it at this very
-// moment goes round.
+// noTurn is the outcome of a flight that isn't to fetch any more: who has joined it at
+// this very moment goes round.
 func (e *engine) noTurn() *outcome {
 	if e.ctx.Err() != nil {
 		return guardClosed()
