@@ -29,6 +29,38 @@ func (drained) Spend(ctx context.Context, s guard.Spending) (guard.Expense, erro
 func (d drained) Exhausted(guard.Priority) bool { return d.known }
 func (drained) Known() guard.BudgetState        { return guard.BudgetState{} }
 
+// tardy is a budget that has everything, after so long.
+type tardy time.Duration
+
+func (d tardy) Spend(context.Context, guard.Spending) (guard.Expense, error) {
+	time.Sleep(time.Duration(d))
+	return d, nil
+}
+func (tardy) Settle(int)                    {}
+func (tardy) Exhausted(guard.Priority) bool { return false }
+func (tardy) Known() guard.BudgetState      { return guard.BudgetState{} }
+
+// WaitTimeout is for the fetches of others, and for a turn: not for the later parts of
+// what the call fetches itself.
+func TestPartsOfABatchThatWaitForTheirBudgetAreNotLate(t *testing.T) {
+	for name, prepare := range map[string]func(w *world){
+		"under leases":  func(*world) {},
+		"without Redis": func(w *world) { must(w, w.server.Stop()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRedis(t, func(w *world) {
+				g := w.fleet(1, policy(func(p *guard.Policy) {
+					p.Budget, p.MaxBudgetWait, p.FetchTimeout, p.Lease = tardy(2*time.Second), 2*time.Second, time.Second, time.Second
+					p.MaxBatch = 1
+				}))[0]
+				prepare(w)
+				keys := keysFrom(0, 5)
+				equal(w, getMany(w, g, keys, (&manyOrigin{takes: 100 * time.Millisecond}).fetch), valuesOf(keys))
+			})
+		})
+	}
+}
+
 func TestBatchEndsItsWaitForABudgetWhenNobodyWantsIt(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(time.Minute), policy(waits))

@@ -153,7 +153,7 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 // ownFetch reports whether the call waits for its own fetch, which has a bound of
 // its own, or is about to.
 func (m *many) ownFetch(fs *flights, w *wanted) bool {
-	return w.m != nil && (w.m.won.Load() || fs.leading(w.f))
+	return w.m != nil && (fs == &m.locals || w.m.won.Load() || fs.leading(w.f))
 }
 
 // unread are those that were not read.

@@ -593,6 +593,26 @@ func TestBatchWaitsForOthersForWaitTimeout(t *testing.T) {
 	}
 }
 
+// A key that nobody else fetches isn't late because the call has waited for another.
+func TestTooLargeKeyOfABatchIsFetchedHoweverLongAnotherWasWaitedFor(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBytes, p.WaitTimeout = 100, time.Second }))
+		large := map[string]string{"large": strings.Repeat("x", 1000)}
+		o := &manyOrigin{answer: func(context.Context, []string) (map[string]string, error) { return large, nil }}
+		getMany(w, fleet[0], []string{"large"}, o.fetch)
+		go get(w, fleet[0], "slow", (&origin{takes: 5 * time.Second}).fetch)
+		time.Sleep(100 * time.Millisecond)
+		m, err := fleet[1].GetMany(w.Context(), []string{"slow", "large"}, o.fetch)
+		equal(w, m, large)
+		var batch *guard.BatchError
+		if !errors.As(err, &batch) || len(batch.Errs) != 1 || !errors.Is(batch.Errs["slow"], guard.ErrWaitTimeout) {
+			w.Errorf("%v", err)
+		}
+		o.called(w, 2)
+		time.Sleep(5 * time.Second)
+	})
+}
+
 func TestBatchFetchTimesOutAsAWhole(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.FetchTimeout = time.Second }))[0]
