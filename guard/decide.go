@@ -50,11 +50,20 @@ func decide(r *cache.Reading, p *Policy) action {
 	if fresh {
 		return serve
 	}
-	onlyIfError := p.StaleIfError - p.Stale
-	if staleAllowed(r) && r.Entry.Flags&cache.FlagIfError == 0 && r.Age < r.Entry.TTL-onlyIfError && r.Entry.TTL-r.Entry.FreshFor > onlyIfError {
+	if staleAllowed(r) && servedStale(r, p) && r.Age < r.Entry.TTL-onlyIfError(p) {
 		return serveStale
 	}
 	return fetch
+}
+
+// onlyIfError is the last part of a value's time, in which it may only stand in for
+// an error.
+func onlyIfError(p *Policy) time.Duration { return p.StaleIfError - p.Stale }
+
+// servedStale reports whether there is another part, in which it is served without
+// asking.
+func servedStale(r *cache.Reading, p *Policy) bool {
+	return r.Entry.Flags&cache.FlagIfError == 0 && r.Entry.TTL-r.Entry.FreshFor > onlyIfError(p)
 }
 
 // staleAllowed reports whether the entry's own terms leave any time to serve it
@@ -69,6 +78,18 @@ func staleAllowed(r *cache.Reading) bool {
 // failed, waited after it was read.
 func servableIfError(r *cache.Reading, waited time.Duration) bool {
 	return r != nil && r.Found && r.Entry.Kind == cache.Value && staleAllowed(r) && r.Left > waited
+}
+
+// livedOn is for how long callers can live on such a reading: where it may not stand
+// in for the error (masks), only while it is served without asking.
+func livedOn(r *cache.Reading, waited time.Duration, masks bool, p *Policy) time.Duration {
+	switch {
+	case masks:
+		return r.Left - waited
+	case servedStale(r, p):
+		return max(0, r.Left-waited-onlyIfError(p))
+	}
+	return 0
 }
 
 // freshFor applies the jitter: uniform between ttl*(1-jitter) and ttl, in whole

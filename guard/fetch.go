@@ -334,11 +334,13 @@ func (p *pursuit) fail(lease *cache.Lease, start uint64, took time.Duration, cau
 	if exhausted := (*ExhaustedError)(nil); !asked && errors.As(cause, &exhausted) {
 		asked = true // for none: what is exhausted is not the key, and the budget remembers it better
 	}
+	o := &outcome{err: cause}
 	if !asked && p.policy.ErrorPause != Off && servableIfError(p.known, took) {
 		// It ends with the value that callers live on meanwhile.
-		pause = min(errorPause(&p.policy, lease.Failures), p.known.Left-took)
+		pause = min(errorPause(&p.policy, lease.Failures), livedOn(p.known, took, p.maskable(o), &p.policy))
 	}
 	pause = min(pause, cache.MaxTTL)
 	back := cache.Return{Lease: lease, Failed: true, Failure: encodeFailure(cause, pause, &p.policy), Pause: pause}
-	return ending{back: back, o: &outcome{err: cause, moment: p.tick()}, start: start}
+	o.moment = p.tick()
+	return ending{back: back, o: o, start: start}
 }

@@ -204,6 +204,42 @@ func TestErrorPauseDoublesFleetWide(t *testing.T) {
 	})
 }
 
+// A pause is for those who live on a stale value. Where it may not stand in for the
+// error, to try no more would be to give everybody the error.
+func TestErrorThatAStaleValueMayNotStandInForIsNoPause(t *testing.T) {
+	denied := errors.New("denied")
+	for name, err := range map[string]error{"not found, uncached": guard.ErrNotFound, "StaleOn says no": denied} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(2, policy(func(p *guard.Policy) {
+					p.TTL, p.Stale, p.StaleIfError, p.Negative = time.Second, time.Second, time.Hour, guard.Off
+					p.ErrorPause = 10 * time.Second
+					p.StaleOn = func(err error) bool { return !errors.Is(err, denied) }
+				}))
+				ctx := w.Context()
+				fails := &origin{answer: func(context.Context, int) (string, error) { return "", err }}
+				// While it is served without asking, a refresh is held off as ever; and no longer.
+				must(w, fleet[0].Set(ctx, "k", "set"))
+				time.Sleep(1500 * time.Millisecond)
+				for range 40 {
+					if v := get(w, fleet[0], "k", fails.fetch); v != "set" {
+						w.Errorf("while it is refreshed: %q", v)
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				fails.fetched(w, 1)
+				time.Sleep(time.Second)
+				if _, got := fleet[0].Get(ctx, "k", fails.fetch); !errors.Is(got, err) {
+					w.Errorf("got %v", got)
+				}
+				if v := get(w, fleet[1], "k", (&origin{}).fetch); v != "v1" {
+					w.Errorf("the next caller got %q", v)
+				}
+			})
+		})
+	}
+}
+
 func TestStaleOnSaysWhichErrorsAreMasked(t *testing.T) {
 	down, gone := errors.New("down"), errors.New("gone")
 	inWorlds(t, func(w *world) {
