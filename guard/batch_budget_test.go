@@ -268,6 +268,26 @@ func TestWhoMayNotBeGivenTheStaleValueWaitsForTheBudget(t *testing.T) {
 	})
 }
 
+// Nor who has waited for another's fetch until it was too old.
+func TestWhoseStaleValueIsGoneMeanwhileWaitsForTheBudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(30*time.Second), policy(waits, func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, 10*time.Second }))
+		ctx := w.Context()
+		for _, key := range []string{"k", "m"} {
+			must(w, all[0].Set(ctx, key, "set"))
+		}
+		time.Sleep(2 * time.Second)
+		go func() { _, _ = all[0].GetMany(ctx, []string{"k", "m"}, (&manyOrigin{takes: time.Hour}).fetch) }()
+		time.Sleep(time.Second)
+		var wg sync.WaitGroup
+		wg.Go(func() { get(w, all[1].Guard, "k", (&origin{}).fetch) })
+		wg.Go(func() { getMany(w, all[1].Guard, []string{"m"}, (&manyOrigin{}).fetch) })
+		time.Sleep(10 * time.Second)
+		_ = all[0].Close() // and the other one is to fetch
+		wg.Wait()
+	})
+}
+
 // Stale keys of a batch ask for no lease to be told that there is nothing left.
 func TestStaleKeysOfABatchWaitForTheBudgetUnasked(t *testing.T) {
 	inWorlds(t, func(w *world) {

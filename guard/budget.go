@@ -132,7 +132,7 @@ func (p *pursuit) afford(f *fill, lease *cache.Lease) error {
 // livesOnStale reports whether the flight's callers have a stale value to live on
 // if its budget is exhausted.
 func (p *pursuit) livesOnStale() bool {
-	return !p.call.force && p.policy.StaleIfError > 0 && servableIfError(p.known, 0) && p.maskable(&outcome{err: &ExhaustedError{}})
+	return !p.call.force && p.policy.StaleIfError > 0 && servableIfError(p.known, time.Since(p.knownAt)) && p.maskable(&outcome{err: &ExhaustedError{}})
 }
 
 // maxDoomed is how many flights may ask for a lease though it is known that they

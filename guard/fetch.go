@@ -203,7 +203,7 @@ func (p *pursuit) ending(lease *cache.Lease, start uint64, r *fetched) ending {
 	case errors.Is(r.err, ErrNotModified):
 		return p.renew(lease, start, r)
 	case r.err != nil:
-		return p.fail(lease, start, r.took, r.err)
+		return p.fail(lease, start, r.err)
 	}
 	return p.fill(lease, start, p.entryOf(r), r, &outcome{value: r.value, source: Fetched, private: r.fill.private})
 }
@@ -290,7 +290,7 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
 	f := &r.fill
 	if f.staleReading == nil {
-		return p.fail(lease, start, r.took, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
+		return p.fail(lease, start, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
 	}
 	if f.private {
 		return p.fill(lease, start, p.entryOf(r), r, &outcome{value: f.stale, source: Fetched, private: true})
@@ -298,7 +298,7 @@ func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
 	old := f.staleReading.Entry
 	tags := slices.Concat(p.storeTags(f.tags), old.Tags)
 	if tags = distinct(tags); len(tags) > maxTags {
-		return p.fail(lease, start, r.took, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
+		return p.fail(lease, start, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
 	}
 	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | f.staleUse.flags(), Payload: old.Payload, Tags: tags}
 	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
@@ -329,15 +329,15 @@ func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *
 
 // fail gives the lease back with an error, and a pause if the fetch asked for
 // one or there is a stale value to live on.
-func (p *pursuit) fail(lease *cache.Lease, start uint64, took time.Duration, cause error) ending {
+func (p *pursuit) fail(lease *cache.Lease, start uint64, cause error) ending {
 	pause, asked := PauseOf(cause)
 	if exhausted := (*ExhaustedError)(nil); !asked && errors.As(cause, &exhausted) {
 		asked = true // for none: what is exhausted is not the key, and the budget remembers it better
 	}
 	o := &outcome{err: cause}
-	if !asked && p.policy.ErrorPause != Off && servableIfError(p.known, took) {
+	if waited := time.Since(p.knownAt); !asked && p.policy.ErrorPause != Off && servableIfError(p.known, waited) {
 		// It ends with the value that callers live on meanwhile.
-		pause = min(errorPause(&p.policy, lease.Failures), livedOn(p.known, took, p.maskable(o), &p.policy))
+		pause = min(errorPause(&p.policy, lease.Failures), livedOn(p.known, waited, p.maskable(o), &p.policy))
 	}
 	pause = min(pause, cache.MaxTTL)
 	back := cache.Return{Lease: lease, Failed: true, Failure: encodeFailure(cause, pause, &p.policy), Pause: pause}

@@ -34,6 +34,7 @@ type pursuit struct {
 	call       call
 	background bool
 	known      *cache.Reading // the last entry seen; nil: none
+	knownAt    time.Time      // when that was
 
 	ask        cache.Ask
 	moment     uint64 // when the last acquire, or read, was sent
@@ -84,7 +85,7 @@ func (c *flightContext) Value(key any) any {
 
 func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, r *cache.Reading) *pursuit {
 	p := &pursuit{
-		engine: e, ctx: ctx, fs: fs, call: c, known: r, poll: firstPoll,
+		engine: e, ctx: ctx, fs: fs, call: c, known: r, knownAt: time.Now(), poll: firstPoll,
 		background: fs == &e.refreshes,
 		ask: cache.Ask{
 			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout + e.policy.MaxBudgetWait,
@@ -258,7 +259,7 @@ func (p *pursuit) answered(a *cache.Answer) *outcome {
 // stored judges an entry that came up meanwhile, or that nobody had read. One that
 // can't be served is asked over.
 func (p *pursuit) stored(r *cache.Reading) *outcome {
-	p.known = r
+	p.known, p.knownAt = r, p.sent
 	p.ask.Seen = r.Seen
 	o := p.judge(read{reading: r, at: p.sent}, p.call)
 	if o.then == fetch {

@@ -240,6 +240,33 @@ func TestErrorThatAStaleValueMayNotStandInForIsNoPause(t *testing.T) {
 	}
 }
 
+// What a flight has read grows older while it waits for another's fetch.
+func TestPauseEndsWithTheStaleValueThoughItsFetchHadToWait(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) {
+			p.TTL, p.StaleIfError, p.ErrorPause = time.Second, 10*time.Second, 5*time.Second
+		}))
+		ctx := w.Context()
+		must(w, fleet[0].Set(ctx, "k", "set"))
+		time.Sleep(2 * time.Second)
+		go func() { _, _ = fleet[0].Get(ctx, "k", (&origin{takes: time.Hour}).fetch) }()
+		time.Sleep(time.Second)
+		done := make(chan answer, 1)
+		go func() {
+			done <- callers(fleet[1:], 1, "k", func(context.Context) (string, error) { return "", errors.New("down") })[0]
+		}()
+		time.Sleep(7500 * time.Millisecond)
+		_ = fleet[0].Close() // and the other one fetches
+		if a := <-done; a.value != "set" {
+			w.Errorf("while there was a stale value: %q, %v", a.value, a.err)
+		}
+		time.Sleep(time.Second)
+		if v := get(w, fleet[1], "k", (&origin{}).fetch); v != "v1" {
+			w.Errorf("when there was none: %q", v)
+		}
+	})
+}
+
 func TestStaleOnSaysWhichErrorsAreMasked(t *testing.T) {
 	down, gone := errors.New("down"), errors.New("gone")
 	inWorlds(t, func(w *world) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 )
@@ -145,11 +146,12 @@ func (p *pursuit) recheck() {
 	if p.known == nil || len(p.known.Entry.Tags) == 0 {
 		return
 	}
+	at := time.Now()
 	r, err := p.store.Read(p.ctx, p.storeKey(p.call.key))
 	if err != nil {
 		r = nil
 	}
-	p.known = r
+	p.known, p.knownAt = r, at
 }
 
 // errNoStamp: what was fetched can't be stored with its tags, as nobody knows
