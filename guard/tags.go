@@ -141,9 +141,10 @@ func (p *pursuit) stamp() (cache.Stamp, error) {
 
 // recheck reads the last value anew if it carries tags: one may have been deleted
 // since, and neither would the lease tell nor may the fetch be given it. As the
-// stamp is older than this, what is deleted later is found out by the fill.
+// stamp is older than this, what is deleted later is found out by the fill. So it
+// does if the flight has waited: the value may have been deleted itself meanwhile.
 func (p *pursuit) recheck() {
-	if p.known == nil || len(p.known.Entry.Tags) == 0 {
+	if p.known == nil || len(p.known.Entry.Tags) == 0 && (p.watch == nil || !p.known.Found) {
 		return
 	}
 	at := time.Now()

@@ -508,6 +508,41 @@ func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
 	})
 }
 
+// A flight that has read the stale value and waits for another's fetch meanwhile must
+// not bring it back after a Delete, by way of a fetch that finds it good.
+func TestDeletedValueIsNotRenewedByWhoHasWaited(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, time.Hour }))
+		ctx := w.Context()
+		must(w, fleet[0].Set(ctx, "k", "old"))
+		time.Sleep(2 * time.Second)
+		go func() { _, _ = fleet[0].Get(ctx, "k", (&origin{takes: time.Hour}).fetch) }()
+		time.Sleep(time.Second)
+		load := func() string {
+			r, err := fleet[1].Load(ctx, "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+				if f.Stale != nil {
+					return "", guard.ErrNotModified
+				}
+				return "new", nil
+			})
+			if err != nil {
+				w.Error(err)
+			}
+			return r.Value
+		}
+		before := make(chan string, 1)
+		go func() { before <- load() }()
+		time.Sleep(time.Second)
+		must(w, fleet[0].Delete(ctx, "k"))
+		if v := load(); v != "new" {
+			w.Errorf("after the Delete: %q", v)
+		}
+		if v := <-before; v != "new" {
+			w.Errorf("who waits for the fetch that began after the Delete: %q", v)
+		}
+	})
+}
+
 // Bytes are served from the memory that they were read into. With Clone a caller
 // may write to its own all the same.
 func TestClonedBytesAreTheCallersOwn(t *testing.T) {
