@@ -198,7 +198,9 @@ func (p *pursuit) ending(lease *cache.Lease, start uint64, r *fetched) ending {
 	case errors.Is(r.err, ErrNotFound) && r.fill.private:
 		return p.fill(lease, start, p.entryOf(r), r, &outcome{err: r.err, private: true})
 	case errors.Is(r.err, ErrNotFound) && p.policy.Negative != Off:
-		entry := &cache.Entry{Kind: cache.Negative, TTL: p.policy.Negative, FreshFor: p.policy.Negative}
+		pause, _ := PauseOf(r.err)
+		d := min(max(p.policy.Negative, pause), cache.MaxTTL)
+		entry := &cache.Entry{Kind: cache.Negative, TTL: d, FreshFor: d}
 		return p.fill(lease, start, entry, r, &outcome{err: r.err})
 	case errors.Is(r.err, ErrNotModified):
 		return p.renew(lease, start, r)

@@ -336,6 +336,31 @@ func TestNotFoundCanBeLeftUncached(t *testing.T) {
 	})
 }
 
+// Whoever asks for a pause has it, also where the answer would be cached for less.
+func TestNotFoundIsCachedForAsLongAsItsFetchAsksFor(t *testing.T) {
+	for name, d := range map[string]time.Duration{"a default": 0, "off": guard.Off, "longer": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Negative = d }))
+				pause := 30 * time.Second
+				o := &origin{answer: func(context.Context, int) (string, error) { return "", guard.RetryAfter(guard.ErrNotFound, pause) }}
+				for range 29 {
+					for _, a := range callers(fleet, 1, "k", o.fetch) {
+						if !errors.Is(a.err, guard.ErrNotFound) {
+							w.Errorf("got %q, %v", a.value, a.err)
+						}
+					}
+					time.Sleep(time.Second)
+				}
+				o.fetched(w, 1)
+				time.Sleep(max(pause, d))
+				callers(fleet, 1, "k", o.fetch)
+				o.fetched(w, 2)
+			})
+		})
+	}
+}
+
 func TestStaleIsServedWhenTheFetchFails(t *testing.T) {
 	boom := errors.New("boom")
 	inWorlds(t, func(w *world) {
