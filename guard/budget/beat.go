@@ -199,9 +199,13 @@ func (b *Budget) cameBack() {
 	b.mu.Lock()
 	was, since := b.away, b.awayAt
 	b.away = false
+	late := !b.unsaid.IsZero()
 	b.mu.Unlock()
 	if !was {
 		return
+	}
+	if late { // it came when those before it had been told
+		b.beatSoon()
 	}
 	b.observe(cache.Event{Kind: cache.BudgetBack, Duration: time.Since(since)})
 }

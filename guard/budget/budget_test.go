@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/internal/redistest"
@@ -317,6 +319,49 @@ func TestPauseStopsTheFleet(t *testing.T) {
 		}
 		if !spend(all[1], guard.Normal) {
 			t.Error("the pause was not ended")
+		}
+	})
+}
+
+// afterLearn is a client's hook that calls a function when Redis was told of a pause,
+// before the client hears that it was.
+type afterLearn func()
+
+func (afterLearn) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (afterLearn) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (f afterLearn) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); err == nil && len(args) > 2 && args[2] == 1 { // the only script with one key
+			f()
+		}
+		return err
+	}
+}
+
+// What an upstream says while the pause before it is being told to a Redis that is
+// back is neither lost nor told much later.
+func TestPauseLearntWhileAnotherIsToldIsToldToo(t *testing.T) {
+	inBubble(t, 1, perSecond(100, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		client := s.Client()
+		var a *budget.Budget
+		var once sync.Once
+		client.AddHook(afterLearn(func() { once.Do(func() { _ = a.Pause(t.Context(), time.Minute) }) }))
+		a = open(t, client, perSecond(100, 10))
+		s.SetError("LOADING for the test")
+		if err := a.Pause(t.Context(), 5*time.Second); err == nil {
+			t.Fatal("told a Redis that is away")
+		}
+		s.SetError("")
+		time.Sleep(time.Second)
+		if st, err := a.Peek(t.Context()); err != nil || st.Away || st.Paused < 50*time.Second {
+			t.Errorf("%+v, %v", st, err)
+		}
+		if spend(all[0], guard.Critical) {
+			t.Error("another process was granted in a pause")
 		}
 	})
 }

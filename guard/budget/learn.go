@@ -81,8 +81,9 @@ func (b *Budget) pauseHere(now time.Time, d time.Duration) {
 // sayPause tells Redis of such a pause.
 func (b *Budget) sayPause() error {
 	b.mu.Lock()
-	left := time.Until(b.unsaid)
+	end := b.unsaid
 	b.mu.Unlock()
+	left := time.Until(end)
 	if left <= 0 {
 		return nil
 	}
@@ -92,8 +93,10 @@ func (b *Budget) sayPause() error {
 	}
 	b.heard(r)
 	b.mu.Lock()
-	b.unsaid = time.Time{}
-	b.mu.Unlock()
+	defer b.mu.Unlock()
+	if b.unsaid.Equal(end) { // else there is a longer one by now
+		b.unsaid = time.Time{}
+	}
 	return nil
 }
 
