@@ -63,7 +63,9 @@ func (s *Redis) change(ctx context.Context, key, op string, inv invocation) erro
 	// A lease that this process is granted between the script and its answer is
 	// not the one that ended.
 	holder := s.ledger.holder(key)
-	if err := s.carryOut(ctx, op, inv); err != nil {
+	err := s.carryOut(ctx, op, inv)
+	s.feeds.forget(Invalidation{Key: key}) // who follows here need not wait to hear of it
+	if err != nil {
 		return s.orLater(op, err)
 	}
 	// A fetch in this process need not wait for its next renewal to hear of it.

@@ -33,6 +33,11 @@ func (s *Redis) changeTags(ctx context.Context, op, field string, tags []string)
 	if tags = distinct(tags); len(tags) == 0 {
 		return nil
 	}
+	defer func() { // see change
+		for _, t := range tags {
+			s.feeds.forget(Invalidation{Tag: t})
+		}
+	}()
 	now, err := s.advanceClock(ctx, 1, Stamp{})
 	if err != nil {
 		return err

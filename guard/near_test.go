@@ -146,6 +146,31 @@ func TestOwnChangeIsSeenAtOnce(t *testing.T) {
 	})
 }
 
+// A process may have two guards of a name on its store: what one changes, the other
+// needn't wait to hear of.
+func TestChangeByAnotherGuardOfTheProcessIsSeenAtOnce(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		s, ctx := w.open(), w.Context()
+		one, other := w.guard(s, nearPolicy()), w.guard(s, nearPolicy())
+		time.Sleep(time.Second)
+		for name, change := range map[string]func() error{
+			"Set":       func() error { return one.Set(ctx, "k", "new") },
+			"Delete":    func() error { return one.Delete(ctx, "k") },
+			"DeleteTag": func() error { return one.DeleteTag(ctx, "t") },
+		} {
+			must(w, one.Set(ctx, "k", "old", "t"))
+			time.Sleep(time.Second)
+			for range 2 {
+				get(w, other, "k", never)
+			}
+			must(w, change())
+			if v := get(w, other, "k", (&origin{}).fetch); v == "old" {
+				w.Errorf("%s: the old value", name)
+			}
+		}
+	})
+}
+
 // A gated store answers a read only when it is told to.
 type gated struct {
 	cache.Store
