@@ -24,10 +24,41 @@ func (fetch manyFetch) one(key string) func(context.Context, *fill) (any, error)
 	}
 }
 
-// partOf is the error for some keys only that err wraps, or nil.
+// partOf is the error for some keys only that err wraps, or nil. Of several, as a fetch
+// of two upstreams may have joined, it is all.
 func partOf(err error) *BatchError {
 	part, _ := errors.AsType[*BatchError](err)
-	return part
+	if part == nil {
+		return nil
+	}
+	all := map[string]error{}
+	addParts(all, err)
+	if len(all) == 0 { // it names none, or is found by a method of its own
+		return part
+	}
+	return &BatchError{Errs: all}
+}
+
+// addParts adds the errors of keys that err wraps; of one key's the first counts.
+func addParts(all map[string]error, err error) {
+	switch e := err.(type) {
+	case nil:
+	case *BatchError:
+		if e == nil {
+			return
+		}
+		for key, why := range e.Errs {
+			if all[key] == nil {
+				all[key] = why
+			}
+		}
+	case interface{ Unwrap() []error }:
+		for _, joined := range e.Unwrap() {
+			addParts(all, joined)
+		}
+	default:
+		addParts(all, errors.Unwrap(err))
+	}
 }
 
 // resultOf is what a fetch's answer says of one key.

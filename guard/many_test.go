@@ -267,6 +267,28 @@ func TestFetchThatFailsForSomeKeysLosesNoOthers(t *testing.T) {
 	}
 }
 
+// A fetch that asks two upstreams may have an error of each.
+func TestKeysOfEachJoinedBatchErrorFail(t *testing.T) {
+	down, slow := errors.New("down"), errors.New("slow")
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		m, err := g.GetMany(w.Context(), []string{"a", "b", "c", "missing"}, func(context.Context, []string) (map[string]string, error) {
+			return valuesOf([]string{"c"}), fmt.Errorf("two shards: %w", errors.Join(
+				&guard.BatchError{Errs: map[string]error{"a": down}},
+				fmt.Errorf("the second: %w", &guard.BatchError{Errs: map[string]error{"b": slow}}),
+			))
+		})
+		equal(w, m, valuesOf([]string{"c"}))
+		var batch *guard.BatchError
+		if !errors.As(err, &batch) || len(batch.Errs) != 2 || !errors.Is(batch.Errs["a"], down) || !errors.Is(batch.Errs["b"], slow) {
+			w.Errorf("%v", err)
+		}
+		if v := get(w, g, "b", (&origin{}).fetch); v != "v1" {
+			w.Errorf("the next caller got %q", v)
+		}
+	})
+}
+
 func TestBatchErrorNamesAFewKeys(t *testing.T) {
 	errs := map[string]error{}
 	for i := range 10 {
