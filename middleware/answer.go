@@ -48,7 +48,7 @@ func (c *call) forwarded() rfc9111.Fwd {
 }
 
 // announce adds Cache-Status to a response that comes from a run of this call.
-func (c *call) announce(h http.Header, status int) {
+func (c *call) announce(h http.Header) {
 	st := rfc9111.Status{Fwd: c.forwarded(), Stored: c.decision.stored, Detail: c.decision.reason}
 	if c.decision.stored {
 		st.TTL = rfc9111.Seconds{Set: true, Value: c.decision.ttl}

@@ -24,7 +24,7 @@ func (c *call) stream(r *run) {
 	h := w.Header()
 	addHeader(h, r.header)
 	c.m.addVia(h, c.asked.ProtoMajor, c.asked.ProtoMinor)
-	c.announce(h, r.status)
+	c.announce(h)
 	if r.status == http.StatusOK && c.decision.stored {
 		stored := &rfc9111.Response{Status: r.status, Header: r.header, RequestTime: r.began, ResponseTime: r.headerAt}
 		if rfc9111.AnswerFor(c.asked.Request, stored) == rfc9111.AnswerNotModified {

@@ -378,19 +378,19 @@ func (x *trExchange) validate(slot trSlot, found *trFound) (*http.Response, erro
 		r.d.discard()
 		return x.failed(slot, found, &trRejection{status: status})
 	}
-	_ = x.replace(slot, r)
+	x.replace(slot, r)
 	select {
 	case op := <-x.opened:
 		return x.stream(op), nil
 	default:
-		return nil, guard.ErrClosed // can't be: alone offers it
+		return nil, guard.ErrClosed // can't be: replace offers one
 	}
 }
 
 // replace gives the client a response that was called for to validate a page, and
 // stores it in the page's place if it has to be validated as well. If not, a call
 // under a lease is to bring what will be used without asking.
-func (x *trExchange) replace(slot trSlot, r *trReply) error {
+func (x *trExchange) replace(slot trSlot, r *trReply) {
 	resp := r.d.resp
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
 	x.compareHead(resp)
@@ -401,10 +401,9 @@ func (x *trExchange) replace(slot trSlot, r *trReply) error {
 	switch {
 	case op.stored:
 		x.adoptDownload(slot, op, dec)
-		return nil
+		return
 	case fits:
 		x.t.lift(slot.key)
 	}
 	r.d.hand()
-	return nil
 }

@@ -24,7 +24,8 @@ func (x *trExchange) fetch(slot trSlot) func(context.Context, *guard.Fill[*page]
 			if err != nil {
 				return nil, err
 			}
-			return &page{}, x.alone(slot, r)
+			x.alone(slot, r)
+			return &page{}, nil
 		}
 		var stale, indexed *page
 		if f.Stale != nil && (*f.Stale).ix != nil {
@@ -41,7 +42,7 @@ func (x *trExchange) fetch(slot trSlot) func(context.Context, *guard.Fill[*page]
 		if r.renewed != nil {
 			return x.renew(ctx, slot, f, r, stale)
 		}
-		return x.receive(ctx, slot, f, r, stale, indexed)
+		return x.receive(slot, f, r, stale, indexed)
 	}
 }
 
@@ -151,7 +152,7 @@ func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page
 }
 
 // receive decides at the header what becomes of a response that others wait for.
-func (x *trExchange) receive(ctx context.Context, slot trSlot, f *guard.Fill[*page], r *trReply, stale, indexed *page) (*page, error) {
+func (x *trExchange) receive(slot trSlot, f *guard.Fill[*page], r *trReply, stale, indexed *page) (*page, error) {
 	resp := r.d.resp
 	x.renewed(nil)
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
@@ -196,7 +197,7 @@ func (x *trExchange) record(f *guard.Fill[*page], op *trOpening, dec trDecision)
 // alone gives the client a response that nobody waits for. If such may be stored
 // after all the requests for it come together again with the next. This one may not:
 // its call was made without a lease, so nobody knows what was deleted since.
-func (x *trExchange) alone(slot trSlot, r *trReply) error {
+func (x *trExchange) alone(slot trSlot, r *trReply) {
 	resp := r.d.resp
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
 	x.compareHead(resp)
@@ -206,7 +207,6 @@ func (x *trExchange) alone(slot trSlot, r *trReply) error {
 	if storable && time.Since(x.came) < x.t.opts.WaitTimeout { // else it is alone as it has waited too long
 		x.t.lift(slot.key)
 	}
-	return nil
 }
 
 // lift makes a key's next call one that is made under a lease: it ends a mark, and
