@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -106,7 +107,7 @@ func (c *call) write(p *page, age time.Duration, st rfc9111.Status) {
 	}
 	if bodyAllowed(p.status) && len(p.trailer) == 0 {
 		if length == "" {
-			length = lengthOf(body)
+			length = strconv.Itoa(len(body))
 		}
 		h["Content-Length"] = []string{length}
 	}
@@ -253,7 +254,7 @@ func (c *call) say(status int, after time.Duration, text string) {
 	w := c.takeWriter()
 	h := w.Header()
 	if after > 0 {
-		retryAfter(h, after)
+		setRetryAfter(h, after)
 	}
 	h.Set("Cache-Control", "no-store")
 	st := rfc9111.Status{Fwd: c.forwarded()}
@@ -263,6 +264,11 @@ func (c *call) say(status int, after time.Duration, text string) {
 	c.status(h, st)
 	c.event.Status = status
 	http.Error(w, text, status)
+}
+
+// setRetryAfter says it in whole seconds, at least one.
+func setRetryAfter(h http.Header, d time.Duration) {
+	h.Set("Retry-After", strconv.FormatInt(int64(max(1, (d+time.Second-1)/time.Second)), 10))
 }
 
 // notStored is for a request that is to be answered from what is stored alone.

@@ -273,10 +273,6 @@ func (m *Middleware) setTerms(f *guard.Fill[*page], p *page) {
 	}
 }
 
-// setConditions asks the handler for a 304, if the stale response can be told by
-// something.
-func setConditions(h http.Header, stale *page) bool { return rfc9111.SetConditions(h, stale.header) }
-
 // validated is a stale page that the handler has said is still good. Only what
 // says so travels: the body stays.
 func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*page, error) {

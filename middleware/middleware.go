@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 
@@ -140,6 +139,3 @@ func (m *Middleware) says(h http.Header) rfc9111.RequestControl {
 	}
 	return c
 }
-
-func lengthOf(b []byte) string  { return strconv.Itoa(len(b)) }
-func lengthOf64(n int64) string { return strconv.FormatInt(n, 10) }

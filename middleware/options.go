@@ -169,6 +169,7 @@ type Rule struct {
 	TTL, Stale time.Duration
 }
 
+// maxMaxBody bounds the MaxBody of Options and of HostPolicy.
 const maxMaxBody = 64 << 20
 
 func (o Options) withDefaults() Options {
@@ -186,6 +187,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// def fills in the default of a field that is zero.
 func def[T comparable](field *T, value T) {
 	var zero T
 	if *field == zero {

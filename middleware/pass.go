@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
@@ -114,7 +115,7 @@ func (m *Middleware) withVia(r *http.Request) *http.Request {
 // page's requests run side by side, is one that others may have.
 func (w *passWriter) couldBeShared(c *call) bool {
 	length := w.header.Get("Content-Length")
-	if !w.returned || w.hijacked || w.n > int64(c.m.opts.MaxBody) || length != "" && length != lengthOf64(w.n) {
+	if !w.returned || w.hijacked || w.n > int64(c.m.opts.MaxBody) || length != "" && length != strconv.FormatInt(w.n, 10) {
 		return false
 	}
 	o := c.m.rfc(c.asked.terms, w.status)

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
@@ -187,9 +186,4 @@ func (c *call) takeWriter() http.ResponseWriter {
 	defer c.mu.Unlock()
 	c.answering = true
 	return c.w
-}
-
-// retryAfter is in whole seconds, at least one.
-func retryAfter(h http.Header, d time.Duration) {
-	h.Set("Retry-After", strconv.FormatInt(int64(max(1, (d+time.Second-1)/time.Second)), 10))
 }

@@ -162,15 +162,10 @@ func (x *trExchange) rejection(err error, status int) *http.Response {
 		"Date": {time.Now().UTC().Format(http.TimeFormat)}, "Cache-Control": {"no-store"},
 	}
 	if paused {
-		retryAfterIn(h, pause)
+		setRetryAfter(h, pause)
 	}
 	s.AppendTo(h)
 	return x.response(status, h, []byte(body))
-}
-
-// retryAfterIn sets Retry-After in whole seconds, one at least.
-func retryAfterIn(h http.Header, d time.Duration) {
-	h.Set("Retry-After", strconv.FormatInt(int64(max(1, (d+time.Second-1)/time.Second)), 10))
 }
 
 // gatewayTimeout is for only-if-cached (RFC 9111, 5.2.1.7).

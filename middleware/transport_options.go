@@ -169,17 +169,17 @@ type Retry struct {
 }
 
 func (o TransportOptions) withDefaults() TransportOptions {
-	trDefault(&o.Name, "transport")
+	def(&o.Name, "transport")
 	if o.Base == nil {
 		o.Base = http.DefaultTransport
 	}
-	trDefault(&o.Keep, time.Hour)
-	trDefault(&o.Bypass, 2*time.Minute)
-	trDefault(&o.MaxPause, 15*time.Minute)
-	trDefault(&o.FetchTimeout, 30*time.Second)
-	trDefault(&o.WaitTimeout, o.FetchTimeout+5*time.Second)
-	trDefault(&o.MaxUnguarded, 256)
-	trDefault(&o.CacheStatus, "stampede")
+	def(&o.Keep, time.Hour)
+	def(&o.Bypass, 2*time.Minute)
+	def(&o.MaxPause, 15*time.Minute)
+	def(&o.FetchTimeout, 30*time.Second)
+	def(&o.WaitTimeout, o.FetchTimeout+5*time.Second)
+	def(&o.MaxUnguarded, 256)
+	def(&o.CacheStatus, "stampede")
 	o.HostPolicy = o.HostPolicy.withDefaults()
 	hosts := make(map[string]HostPolicy, len(o.Hosts))
 	for name, p := range o.Hosts {
@@ -190,22 +190,12 @@ func (o TransportOptions) withDefaults() TransportOptions {
 }
 
 func (p HostPolicy) withDefaults() HostPolicy {
-	trDefault(&p.MaxBody, 1<<20)
-	trDefault(&p.Retry.Base, 100*time.Millisecond)
-	trDefault(&p.Retry.MaxDelay, max(5*time.Second, p.Retry.Base))
-	trDefault(&p.Retry.MaxElapsed, 15*time.Second)
+	def(&p.MaxBody, 1<<20)
+	def(&p.Retry.Base, 100*time.Millisecond)
+	def(&p.Retry.MaxDelay, max(5*time.Second, p.Retry.Base))
+	def(&p.Retry.MaxElapsed, 15*time.Second)
 	return p
 }
-
-func trDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
-// trMaxBody bounds HostPolicy.MaxBody.
-const trMaxBody = 64 << 20
 
 // validate returns all that is wrong with options whose defaults are filled in,
 // but for what guard.New finds.
@@ -259,8 +249,8 @@ func (p HostPolicy) validate(where string) error {
 	if p.Retry.Max < 0 {
 		bad("Retry.Max is %d, must not be negative", p.Retry.Max)
 	}
-	if p.MaxBody < 0 || p.MaxBody > trMaxBody {
-		bad("MaxBody is %d, must be from 1 to %d", p.MaxBody, trMaxBody)
+	if p.MaxBody < 0 || p.MaxBody > maxMaxBody {
+		bad("MaxBody is %d, must be from 1 to %d", p.MaxBody, maxMaxBody)
 	}
 	return errors.Join(errs...)
 }
