@@ -115,7 +115,7 @@ func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 	if reason != "" && !passing {
 		return c.keepPrivate(f, r, reason)
 	}
-	if names := l.d.Vary; len(names) > 0 && !l.covers(names) {
+	if !l.ix.covers(l.d.Vary) {
 		if l.ix != nil {
 			c.learn(ctx, l)
 			return c.keepPrivate(f, r, "vary")

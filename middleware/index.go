@@ -15,19 +15,6 @@ import (
 // indexTTL is for how long it is remembered what a page varies on.
 const indexTTL = time.Hour
 
-// covers reports whether a lead's key tells apart what a response varies on.
-func (l *lead) covers(names []string) bool {
-	if l.ix == nil {
-		return false
-	}
-	for _, name := range names {
-		if !slices.Contains(l.ix.names, name) {
-			return false
-		}
-	}
-	return true
-}
-
 // branch is for a response that varies, to a request for which that wasn't known.
 // The page's own key then holds the index, at once, so that nobody waits for a
 // variant that isn't theirs. The run goes on under its variant's key, whose lease

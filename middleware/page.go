@@ -295,6 +295,17 @@ var errNotWhole = errors.New("middleware: the handler's response ended before it
 // contains reports whether an index has a variant.
 func (ix *index) contains(variant string) bool { return slices.Contains(ix.variants, variant) }
 
+// covers reports whether the keys under an index, or of a page without one (nil), tell
+// apart what varies on the names.
+func (ix *index) covers(names []string) bool {
+	for _, name := range names {
+		if ix == nil || !slices.Contains(ix.names, name) {
+			return false
+		}
+	}
+	return true
+}
+
 // randomName is 16 hexadecimal digits that nobody else has drawn.
 func randomName() string {
 	var b [8]byte

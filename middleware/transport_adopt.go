@@ -25,7 +25,7 @@ func (x *trExchange) branch(slot trSlot, f *guard.Fill[*page], op *trOpening, de
 	if indexed != nil {
 		known = indexed.ix
 	}
-	if known != nil && covers(trSlot{ix: known}, dec.page.vary) {
+	if known != nil && known.covers(dec.page.vary) {
 		ix = known // the variants that are there stay reachable
 	} else if known != nil {
 		ix.names = append(slices.Clone(known.names), dec.page.vary...)

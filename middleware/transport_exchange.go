@@ -394,7 +394,7 @@ func (x *trExchange) replace(slot trSlot, r *trReply) {
 	resp := r.d.resp
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
 	x.compareHead(resp)
-	fits := dec.storable && !isFailure(resp.StatusCode) && resp.ContentLength <= int64(x.p.MaxBody) && covers(slot, dec.page.vary)
+	fits := x.fits(slot, resp, dec)
 	op := &trOpening{d: r.d, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived}
 	op.stored = fits && alwaysValidated(dec.page.freshness)
 	x.offer(op)

@@ -140,7 +140,7 @@ func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page
 	r.d.discard()
 	x.renewed(r.d.resp)
 	dec := x.decide(r.renewed.status, r.renewed.header, r.began, r.arrived)
-	if dec.storable && covers(slot, dec.page.vary) {
+	if dec.storable && slot.ix.covers(dec.page.vary) {
 		return x.keep(f, dec.page, stale.body, stale.trailer)
 	}
 	f.Private = true
@@ -171,7 +171,7 @@ func (x *trExchange) receive(slot trSlot, f *guard.Fill[*page], r *trReply, stal
 		x.offer(op)
 		r.d.hand()
 		return &page{}, nil
-	case !covers(slot, dec.page.vary):
+	case !slot.ix.covers(dec.page.vary):
 		return x.branch(slot, f, op, dec, indexed)
 	}
 	x.offer(op)
@@ -201,10 +201,10 @@ func (x *trExchange) alone(slot trSlot, r *trReply) {
 	resp := r.d.resp
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
 	x.compareHead(resp)
-	storable := dec.storable && !isFailure(resp.StatusCode) && resp.ContentLength <= int64(x.p.MaxBody) && covers(slot, dec.page.vary)
+	fits := x.fits(slot, resp, dec)
 	x.offer(&trOpening{d: r.d, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived})
 	r.d.hand()
-	if storable && time.Since(x.came) < x.t.opts.WaitTimeout { // else it is alone as it has waited too long
+	if fits && time.Since(x.came) < x.t.opts.WaitTimeout { // else it is alone as it has waited too long
 		x.t.lift(slot.key)
 	}
 }

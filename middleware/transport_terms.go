@@ -73,14 +73,9 @@ func alwaysValidated(f rfc9111.Freshness) bool {
 	return f.NoCache || (f.Lifetime <= f.InitialAge && f.StaleWhileRevalidate == 0)
 }
 
-// covers reports whether what is kept in a slot may vary on names.
-func covers(slot trSlot, names []string) bool {
-	for _, name := range names {
-		if slot.ix == nil || !slices.Contains(slot.ix.names, name) {
-			return false
-		}
-	}
-	return true
+// fits reports whether a response may be kept in a slot, as far as its header tells.
+func (x *trExchange) fits(slot trSlot, resp *http.Response, dec trDecision) bool {
+	return dec.storable && !isFailure(resp.StatusCode) && resp.ContentLength <= int64(x.p.MaxBody) && slot.ix.covers(dec.page.vary)
 }
 
 // keep sets the terms on which a page is stored. Its age goes on from now.
