@@ -26,7 +26,7 @@ func (n *nemesis) master(ctx context.Context) (*redistest.Server, error) {
 func (n *nemesis) everyMaster(ctx context.Context, do func(*redis.Client) error) error {
 	masters, err := n.topo.masters(ctx)
 	for _, m := range masters {
-		err = errors.Join(err, ask(ctx, m, do))
+		err = errors.Join(err, ask(m, do))
 	}
 	return err
 }
@@ -77,7 +77,7 @@ func (n *nemesis) reinstate(ctx context.Context, m *redistest.Server) error {
 	}
 	// It refuses while it loads its data.
 	return until(ctx, m.Addr()+" to be a master again", func() error {
-		return ask(ctx, m, func(r *redis.Client) error { return r.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
+		return ask(m, func(r *redis.Client) error { return r.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
 	})
 }
 
@@ -140,7 +140,7 @@ func (n *nemesis) full(ctx context.Context, policy string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if err := ask(ctx, m, func(r *redis.Client) error { return limit(ctx, r, policy, state["used_memory"]) }); err != nil {
+		if err := ask(m, func(r *redis.Client) error { return limit(ctx, r, policy, state["used_memory"]) }); err != nil {
 			return "", err
 		}
 	}
@@ -148,7 +148,7 @@ func (n *nemesis) full(ctx context.Context, policy string) (string, error) {
 	end := time.Now().Add(time.Second + upTo(n.rng, 2*time.Second))
 	for at := 0; time.Now().Before(end) && ctx.Err() == nil; at += 128 {
 		for _, m := range masters {
-			if err := ask(ctx, m, func(r *redis.Client) error { return fill(ctx, r, at, 1<<20) }); redis.IsOOMError(err) {
+			if err := ask(m, func(r *redis.Client) error { return fill(ctx, r, at, 1<<20) }); redis.IsOOMError(err) {
 				refused++
 			}
 		}
@@ -156,7 +156,7 @@ func (n *nemesis) full(ctx context.Context, policy string) (string, error) {
 	}
 	text := fmt.Sprintf("%s, OOM %d times", policy, refused)
 	for _, m := range masters {
-		err = errors.Join(err, ask(ctx, m, func(r *redis.Client) error { return empty(ctx, r) }))
+		err = errors.Join(err, ask(m, func(r *redis.Client) error { return empty(ctx, r) }))
 	}
 	return text, err
 }
@@ -224,7 +224,7 @@ func (n *nemesis) moveSlots(ctx context.Context) (string, error) {
 		from := n.rng.IntN(len(masters))
 		to := (from + 1 + n.rng.IntN(len(masters)-1)) % len(masters)
 		var key string
-		err := ask(ctx, masters[from], func(r *redis.Client) (err error) {
+		err := ask(masters[from], func(r *redis.Client) (err error) {
 			key, err = r.RandomKey(ctx).Result()
 			return err
 		})

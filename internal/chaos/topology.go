@@ -131,7 +131,7 @@ func (c cluster) recovered(ctx context.Context) error {
 			if err != nil || state["role"] == "master" {
 				return errors.Join(err, follows(ctx, replicas[i], m))
 			}
-			err = ask(ctx, m, func(r *redis.Client) error { return r.Do(ctx, "CLUSTER", "FAILOVER").Err() })
+			err = ask(m, func(r *redis.Client) error { return r.Do(ctx, "CLUSTER", "FAILOVER").Err() })
 			wait(ctx, 300*time.Millisecond)
 			return errors.Join(errors.New("it is a replica"), err)
 		})
@@ -162,7 +162,7 @@ func replication(ctx context.Context, s *redistest.Server) (map[string]string, e
 
 func info(ctx context.Context, s *redistest.Server, section string) (map[string]string, error) {
 	var text string
-	err := ask(ctx, s, func(r *redis.Client) (err error) {
+	err := ask(s, func(r *redis.Client) (err error) {
 		text, err = r.Info(ctx, section).Result()
 		return err
 	})
@@ -176,7 +176,7 @@ func info(ctx context.Context, s *redistest.Server, section string) (map[string]
 }
 
 // ask uses a connection of its own, past all proxies.
-func ask(ctx context.Context, s *redistest.Server, do func(*redis.Client) error) error {
+func ask(s *redistest.Server, do func(*redis.Client) error) error {
 	opts := s.Options()
 	opts.MaxRetries, opts.DialerRetries, opts.PoolSize, opts.ContextTimeoutEnabled = -1, 1, 1, true
 	r := redis.NewClient(opts)

@@ -94,8 +94,6 @@ func (c *child) serve(r *request) reply {
 		return timed(func() error { return c.guard.Set(ctx, r.Key, r.Value) })
 	case "delete":
 		return timed(func() error { return c.guard.Delete(ctx, r.Key) })
-	case "expire":
-		return timed(func() error { return c.guard.Expire(ctx, r.Key) })
 	case "reset":
 		return timed(func() error { return c.guard.Reset(ctx, r.Key) })
 	}

@@ -69,16 +69,6 @@ func (f *Fleet) Processes() []*Process {
 	return slices.DeleteFunc(slices.Clone(f.all), func(p *Process) bool { return p.Died() != nil })
 }
 
-// Process returns the one of the given number.
-func (f *Fleet) Process(pid int) *Process {
-	for _, p := range f.Processes() {
-		if p.PID() == pid {
-			return p
-		}
-	}
-	return nil
-}
-
 // Close kills all processes. It returns what any of them had to say of crashes
 // and data races.
 func (f *Fleet) Close() error {

@@ -112,11 +112,6 @@ func (p *Process) Delete(ctx context.Context, key string) (Span, error) {
 	return p.change(ctx, request{Op: "delete", Key: key})
 }
 
-// Expire calls Guard.Expire.
-func (p *Process) Expire(ctx context.Context, key string) (Span, error) {
-	return p.change(ctx, request{Op: "expire", Key: key})
-}
-
 // Reset calls Guard.Reset.
 func (p *Process) Reset(ctx context.Context, key string) (Span, error) {
 	return p.change(ctx, request{Op: "reset", Key: key})

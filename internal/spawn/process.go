@@ -23,7 +23,7 @@ type Process struct {
 	name   string
 	cmd    *exec.Cmd
 	stderr tail
-	gone   chan struct{}
+	gone   chan struct{} // closed when the child has ended and all that it wrote is read
 }
 
 // Start starts a child. In a goroutine of its own, read takes in what the child
@@ -67,9 +67,6 @@ func (p *Process) start(read func(io.Reader) error) error {
 
 // PID is the child's process number.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
-
-// Gone is closed when the child has ended and all that it wrote is read.
-func (p *Process) Gone() <-chan struct{} { return p.gone }
 
 // Died says how the child ended; nil while it runs.
 func (p *Process) Died() error {
