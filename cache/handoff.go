@@ -17,7 +17,7 @@ type fate byte
 const (
 	notSent   fate = iota // and never will be
 	noAnswer              // sent; late deals with the answer, if one comes
-	answeredF             // finished
+	gotAnswer             // the answer is there, be it an error
 )
 
 // carryOut sends the command, unless the caller has left already, and leaves
@@ -72,5 +72,5 @@ func (h *handoff[T]) settle() (answer T, _ fate) {
 	case !h.finished:
 		return answer, noAnswer
 	}
-	return h.answer, answeredF
+	return h.answer, gotAnswer
 }

@@ -138,9 +138,9 @@ func (s *Redis) order(ctx context.Context, op string, inv invocation, late func(
 	err = o.await(ctx, s.ctx, bt, away)
 	r, fate := o.settle()
 	switch {
-	case fate == answeredF && notCarriedOut(r.err):
+	case fate == gotAnswer && notCarriedOut(r.err):
 		return s.orderAlone(ctx, op, inv, late)
-	case fate == answeredF:
+	case fate == gotAnswer:
 		return r.value, fate, classify(op, r.err)
 	case fate == notSent && errors.Is(err, errTimeout):
 		err = errBusy
@@ -188,7 +188,7 @@ func (s *Redis) orderAlone(ctx context.Context, op string, inv invocation, late 
 			})
 	})
 	r, fate := h.settle()
-	if fate == answeredF {
+	if fate == gotAnswer {
 		return r.value, fate, classify(op, r.err)
 	}
 	return nil, fate, err

@@ -173,7 +173,7 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 	for _, i := range places {
 		e := entries[i]
 		var deleted, expired int64
-		of := false
+		otherEpoch := false
 		for _, t := range e.Tags {
 			a := answers[at[knot{t, e.Stamp.Epoch, e.Stamp.N}]]
 			r := replies{reply: a.reply}
@@ -185,7 +185,7 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 			if r.err != nil {
 				errs[i] = errors.Join(errs[i], fmt.Errorf("%w: tie: %w", ErrRefused, r.err))
 			}
-			of = of || d < 0
+			otherEpoch = otherEpoch || d < 0
 			deleted, expired = max(deleted, d), max(expired, x)
 		}
 		if errs[i] != nil {
@@ -200,7 +200,7 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 		case uint64(expired) > e.Stamp.N:
 			e.Flags |= FlagExpired
 		}
-		if of && errs[i] == nil {
+		if otherEpoch && errs[i] == nil {
 			foreign = append(foreign, i)
 		}
 	}

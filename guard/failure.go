@@ -79,13 +79,18 @@ func decodeFailure(b []byte, p *Policy) *RemoteError {
 		RetryAfter: wireDuration(f.PauseMS),
 	}
 	for _, name := range f.Sentinels {
-		if name == notFoundName {
-			e.Sentinels = append(e.Sentinels, ErrNotFound)
-		} else if name == timeoutName {
-			e.Sentinels = append(e.Sentinels, ErrFetchTimeout)
-		} else if name == exhaustedName {
-			e.Sentinels = append(e.Sentinels, &ExhaustedError{Budget: f.Budget, RetryAfter: wireDuration(f.BudgetMS)})
-		} else if sentinel := p.Errors[name]; sentinel != nil {
+		var sentinel error
+		switch name {
+		case notFoundName:
+			sentinel = ErrNotFound
+		case timeoutName:
+			sentinel = ErrFetchTimeout
+		case exhaustedName:
+			sentinel = &ExhaustedError{Budget: f.Budget, RetryAfter: wireDuration(f.BudgetMS)}
+		default:
+			sentinel = p.Errors[name]
+		}
+		if sentinel != nil {
 			e.Sentinels = append(e.Sentinels, sentinel)
 		}
 	}

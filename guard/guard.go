@@ -294,7 +294,7 @@ func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 	r := Result[V]{Value: g.shared(o.value), Source: o.source, Stored: o.stored}
 	if o.entry != nil {
 		r.Age = o.entry.Age
-		r.TTL = max(0, min(o.entry.Entry.FreshFor-o.entry.Age, time.Duration(cache.MaxTTL)))
+		r.TTL = max(0, min(o.entry.Entry.FreshFor-o.entry.Age, cache.MaxTTL))
 		if o.source == Stale || !o.entry.Fresh() { // a tag may have been expired while it was fetched
 			r.TTL = 0
 		}

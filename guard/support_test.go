@@ -108,7 +108,7 @@ func (w *world) guard(s cache.Store, p guard.Policy) *guard.Guard[string] {
 // An origin counts the fetches that reach it.
 type origin struct {
 	takes  time.Duration
-	answer func(ctx context.Context, n int) (string, error) // n: the how manieth, from 1
+	answer func(ctx context.Context, n int) (string, error) // n counts the fetches, from 1
 	n      atomic.Int32
 	ended  atomic.Pointer[time.Time] // the last fetch
 }

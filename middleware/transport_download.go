@@ -26,8 +26,9 @@ type trDownload struct {
 	buf    []byte    // what is recorded: it is appended to, and never changed
 	err    error     // why there is no more, io.EOF if it is whole
 	client *trBody   // nil: none, or it has left
-	handing,
-	handed bool // to the client: wanted, and done
+
+	handing bool // it is to be handed to its client
+	handed  bool // it has been
 }
 
 // newTrDownload is of the response to a method. What the response says of its request
