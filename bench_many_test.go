@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
@@ -40,16 +38,7 @@ func BenchmarkGetManyWarm(b *testing.B) {
 
 func getManyWarm[V any](b *testing.B, value func(i int) V) {
 	client := redistest.RunStandalone(b, redistest.StandaloneConfig{}).Client()
-	store, err := cache.NewRedis(client, cache.Options{Namespace: "bench"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = store.Close() })
-	g, err := guard.New[V](store, "g", guard.Policy{TTL: time.Hour, WhenUnavailable: guard.FailClosed})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = g.Close() })
+	g := newGuard[V](b, client)
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	keys := make([]string, many)
@@ -95,16 +84,7 @@ func getManyWarm[V any](b *testing.B, value func(i int) V) {
 // and counts what is sent at once.
 func BenchmarkGetManyCold(b *testing.B) {
 	client := redistest.RunStandalone(b, redistest.StandaloneConfig{}).Client()
-	store, err := cache.NewRedis(client, cache.Options{Namespace: "bench"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = store.Close() })
-	g, err := guard.New[[]byte](store, "g", guard.Policy{TTL: time.Minute, WhenUnavailable: guard.FailClosed})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = g.Close() })
+	g := newGuard[[]byte](b, client)
 	sent := &redistest.Counter{}
 	client.AddHook(sent)
 	fetches, n := 0, 0

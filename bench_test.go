@@ -43,23 +43,30 @@ func newBench(b *testing.B) *bench {
 	b.Helper()
 	server := redistest.RunStandalone(b, redistest.StandaloneConfig{})
 	client := server.Client()
-	store, err := cache.NewRedis(client, cache.Options{Namespace: "bench"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = store.Close() })
-	// A machine that stalls must not turn a benchmark of Redis into one without.
-	g, err := guard.New[[]byte](store, "g", guard.Policy{TTL: time.Hour, WhenUnavailable: guard.FailClosed})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = g.Close() })
+	g := newGuard[[]byte](b, client)
 	for i := range many {
 		if err := errors.Join(g.Set(b.Context(), key(i), value), client.Set(b.Context(), key(i), value, 0).Err()); err != nil {
 			b.Fatal(err)
 		}
 	}
 	return &bench{client, g}
+}
+
+// newGuard is a guard on a store of its own.
+func newGuard[V any](b *testing.B, client *redis.Client) *guard.Guard[V] {
+	b.Helper()
+	store, err := cache.NewRedis(client, cache.Options{Namespace: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = store.Close() })
+	// A machine that stalls must not turn a benchmark of Redis into one without.
+	g, err := guard.New[V](store, "g", guard.Policy{TTL: time.Hour, WhenUnavailable: guard.FailClosed})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = g.Close() })
+	return g
 }
 
 func key(i int) string { return "k" + strconv.Itoa(i) }
