@@ -137,6 +137,32 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 	}
 }
 
+// A flight that was misled lends what it was answered to those who were there when it
+// asked. For who comes later it may have been deleted since.
+func TestNobodyBorrowsWhatWasDeletedBeforeTheyCame(t *testing.T) {
+	p := policy(func(p *guard.Policy) {
+		p.StaleIfError, p.SoftTimeout, p.Beta = 5*time.Minute, 100*time.Millisecond, guard.NoEarlyRefresh
+	})
+	inRedis(t, func(w *world) { // where the holder of a lease hears late that it has lost it
+		other := w.fleet(1, p)[0]
+		g, _ := coldGuard(w, w.open(), p)
+		must(w, other.Set(context.Background(), "k", "stored"))
+		time.Sleep(2 * time.Minute)
+		o := &origin{takes: time.Second}
+		there := make(chan string, 1)
+		go func() { there <- get(w, g, "k", o.fetch) }()
+		time.Sleep(10 * time.Millisecond)
+		must(w, other.Delete(context.Background(), "k"))
+		if v := get(w, g, "k", o.fetch); v != "v2" {
+			w.Errorf("who came after the Delete got %q", v)
+		}
+		if v := <-there; v != "stored" {
+			w.Errorf("who was there before got %q", v)
+		}
+		o.fetched(w, 2)
+	})
+}
+
 // Many callers who find one key missing at the same moment are one miss.
 func TestCallersOfOneMissAreNoRow(t *testing.T) {
 	inWorlds(t, func(w *world) {
