@@ -394,6 +394,30 @@ func TestStaleIsServedWhenTheFetchFails(t *testing.T) {
 	})
 }
 
+// What the failing fetch took counts: for the age of what stands in for its error, and
+// for whether that may still be served.
+func TestStaleInPlaceOfAnErrorHasGrownOlderMeanwhile(t *testing.T) {
+	boom := errors.New("boom")
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.TTL, p.StaleIfError, p.ErrorPause = time.Second, 10*time.Second, guard.Off
+		}))[0]
+		fails := func(context.Context, *guard.Fill[string]) (string, error) {
+			time.Sleep(3 * time.Second)
+			return "", boom
+		}
+		must(w, g.Set(context.Background(), "k", "good"))
+		time.Sleep(5 * time.Second)
+		if r, err := g.Load(context.Background(), "k", fails); err != nil || r.Source != guard.Stale || r.Age != 8*time.Second {
+			w.Errorf("%+v, %v; want it to be 8s old", r, err)
+		}
+		time.Sleep(time.Second)
+		if r, err := g.Load(context.Background(), "k", fails); !errors.Is(err, boom) {
+			w.Errorf("whose time was over before the fetch failed: %+v, %v", r, err)
+		}
+	})
+}
+
 func TestFailingRefreshDoesNotHammerTheOrigin(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(3, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Hour }))
