@@ -382,3 +382,108 @@ func TestWaitTimeoutEndsTheWaitForAnotherProcess(t *testing.T) {
 		}
 	})
 }
+
+// A staged store hands over the watches of those who wait, so that a test can push
+// what a store might, and gives the first asks for a lease the answers of the test.
+type staged struct {
+	cache.Store
+	watches chan *cache.Watch
+	answers []func() cache.Answer
+	asks    []cache.Ask
+}
+
+func newStaged(s cache.Store, answers ...func() cache.Answer) *staged {
+	return &staged{Store: s, watches: make(chan *cache.Watch, 1), answers: answers}
+}
+
+func (s *staged) Watch(key string) *cache.Watch {
+	w := s.Store.Watch(key)
+	s.watches <- w
+	return w
+}
+
+func (s *staged) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
+	s.asks = append(s.asks, ask)
+	if n := len(s.asks); n <= len(s.answers) {
+		return s.answers[n-1](), nil
+	}
+	return s.Store.Acquire(ctx, key, ask)
+}
+
+// Word of another lease than the one that is waited for decides nothing: that one was
+// over before those came who wait, and a Delete may have come in between.
+func TestWordOfAnotherLeaseIsNoOutcome(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		holder := w.fleet(1, policy())[0]
+		store := newStaged(w.open())
+		waiter := w.guard(store, policy())
+		time.Sleep(time.Second) // until the subscription is live
+		o := &origin{takes: time.Second}
+		go callers([]*guard.Guard[string]{holder}, 1, "k", o.fetch)
+		synctest.Wait()
+		got := make(chan answer, 1)
+		go func() { got <- callers([]*guard.Guard[string]{waiter}, 1, "k", o.fetch)[0] }()
+		watch := <-store.watches
+		codec := cache.CodecFor[string]().ID()
+		for _, e := range []cache.Entry{
+			{Kind: cache.Value, Codec: codec, Payload: []byte("old")}, {Kind: cache.Negative}, {Kind: cache.Bypass},
+		} {
+			e.Version, e.TTL, e.FreshFor = cache.NewMinter().Token(), time.Minute, time.Minute
+			watch.Push(cache.Message{Signal: cache.Filled, Token: e.Version, Body: e.Encode()})
+			watch.Push(cache.Message{Signal: cache.FailedSignal, Token: e.Version})
+			synctest.Wait()
+		}
+		if a := <-got; a.value != "v1" || a.err != nil || a.took != time.Second {
+			w.Errorf("the waiter got %q, %v after %v", a.value, a.err, a.took)
+		}
+		o.fetched(w, 1)
+	})
+}
+
+// What was seen of the holder before says nothing of the one who has the lease now.
+func TestNewHolderIsLookedAtTwiceToo(t *testing.T) {
+	inMemory(t, func(w *world) {
+		minter := cache.NewMinter()
+		first, second := minter.Token(), minter.Token()
+		unseen := func(holder cache.Token) cache.Answer {
+			return cache.Answer{Verdict: cache.Held, Holder: holder, Unwatched: true, TTL: time.Minute}
+		}
+		before := func() cache.Answer { return unseen(first) }
+		s := newStaged(w.open(), before, before, before)
+		s.answers = append(s.answers, func() cache.Answer {
+			(<-s.watches).Push(cache.Message{Signal: cache.Released, Token: first}) // so that it asks again at once
+			return unseen(second)
+		})
+		get(w, w.guard(s, policy()), "k", (&origin{}).fetch)
+		if len(s.asks) != 5 || s.asks[3].Suspect != first || s.asks[4].Suspect != (cache.Token{}) {
+			w.Errorf("the flight's asks: %+v", s.asks)
+		}
+	})
+}
+
+// A failure that the flight is told of when it asks again, as it missed the wake-up, is
+// of a fetch that was under way when it was last told so: who has joined it since
+// wants another.
+func TestFailureFromBeforeTheyCameIsNotForThoseWhoJoined(t *testing.T) {
+	inMemory(t, func(w *world) {
+		holder := cache.NewMinter().Token()
+		held := func() cache.Answer { return cache.Answer{Verdict: cache.Held, Holder: holder, TTL: time.Minute} }
+		s := newStaged(w.open(), held, held, func() cache.Answer { return cache.Answer{Verdict: cache.Failed} })
+		g := w.guard(s, policy())
+		o := &origin{}
+		failed := make(chan error, 1)
+		go func() {
+			_, err := g.Get(context.Background(), "k", o.fetch)
+			failed <- err
+		}()
+		time.Sleep(10 * time.Millisecond) // it has asked twice
+		if v := get(w, g, "k", o.fetch); v != "v1" {
+			w.Errorf("who joined got %q", v)
+		}
+		var remote *guard.RemoteError
+		if err := <-failed; !errors.As(err, &remote) {
+			w.Errorf("who was there before got %v", err)
+		}
+		o.fetched(w, 1)
+	})
+}
