@@ -501,3 +501,27 @@ func TestStatsCountWhatHappened(t *testing.T) {
 		}
 	})
 }
+
+// A flight that waits for another process ends when its callers have left, and doesn't
+// look after somebody else's fetch for as long as that takes.
+func TestWaitThatNobodyIsLeftForEnds(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy())
+		o := &origin{takes: 10 * time.Second}
+		done := make(chan answer, 1)
+		go func() { done <- callers(fleet[:1], 1, "k", o.fetch)[0] }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := fleet[1].Get(ctx, "k", never); !errors.Is(err, context.DeadlineExceeded) {
+			w.Errorf("the waiter got %v", err)
+		}
+		time.Sleep(time.Second)
+		if s := fleet[1].Stats(); len(s.InFlight) != 0 {
+			w.Errorf("a second after its caller has left: %+v", s.InFlight)
+		}
+		if a := <-done; a.value != "v1" || a.err != nil {
+			w.Errorf("the holder got %+v", a)
+		}
+	})
+}
