@@ -366,16 +366,18 @@ func TestFetchThatHeedsItsContextEndsWithErrFetchTimeout(t *testing.T) {
 	})
 }
 
-func TestWaitTimeoutEndsTheWaitForAnotherProcess(t *testing.T) {
+func TestWaitTimeoutEndsTheWaitForSomebodyElse(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.WaitTimeout = 300 * time.Millisecond }))
 		o := &origin{takes: time.Second}
 		done := make(chan answer)
 		go func() { done <- callers(fleet[:1], 1, "k", o.fetch)[0] }()
 		synctest.Wait()
-		a := callers(fleet[1:], 1, "k", o.fetch)[0]
-		if !errors.Is(a.err, guard.ErrWaitTimeout) || a.took != 300*time.Millisecond {
-			w.Errorf("the waiter got %v after %v", a.err, a.took)
+		for where, g := range map[string]*guard.Guard[string]{"another process": fleet[1], "the same": fleet[0]} {
+			a := callers([]*guard.Guard[string]{g}, 1, "k", never)[0]
+			if !errors.Is(a.err, guard.ErrWaitTimeout) || a.took != 300*time.Millisecond {
+				w.Errorf("the waiter in %s got %v after %v", where, a.err, a.took)
+			}
 		}
 		if a := <-done; a.value != "v1" {
 			w.Errorf("the caller that fetches got %q, %v after %v", a.value, a.err, a.took)
