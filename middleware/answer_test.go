@@ -445,6 +445,26 @@ func TestMakeETag(t *testing.T) {
 	s.ran(1)
 }
 
+// A tag that was made here is nothing to the handler, which answers 304 by the date.
+func TestMadeETagDoesNotHideLastModified(t *testing.T) {
+	modified := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+	s := open(t, middleware.Options{MakeETag: true}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=1")
+		http.ServeContent(w, r, "a.txt", modified, strings.NewReader("whole"))
+	})
+	s.do("/")
+	s.stored("/", "whole")
+	tag := s.do("/").Header.Get("ETag")
+	for range 2 {
+		time.Sleep(1100 * time.Millisecond)
+		g := s.do("/")
+		if s.is(g, 200, "whole"); !strings.Contains(g.status(), "fwd-status=304") || g.Header.Get("ETag") != tag || tag == "" {
+			t.Errorf("%s, %v", g.status(), g.Header)
+		}
+		s.settled()
+	}
+}
+
 func TestCompress(t *testing.T) {
 	body := strings.Repeat("text ", 1000)
 	s := open(t, middleware.Options{TTL: time.Minute, Compress: true}, func(w http.ResponseWriter, r *http.Request) {

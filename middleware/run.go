@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
 // A run is one run of the handler that may answer several requests. The handler
@@ -88,7 +86,7 @@ func (c *call) start(ctx context.Context, nominated []string, stale *page) *run 
 	r.space.L = &r.mu
 	r.req = c.asked.shared(ctx, nominated)
 	if stale != nil {
-		r.staleAsked = rfc9111.SetConditions(r.req.Header, stale.header)
+		r.staleAsked = c.m.setConditions(r.req.Header, stale)
 	}
 	r.timer = time.AfterFunc(c.m.opts.FetchTimeout, r.timeUp)
 	c.adopt(r)
