@@ -346,6 +346,33 @@ func TestPipelinesThatAreTurnedAwayOpenTheBreaker(t *testing.T) {
 	}
 }
 
+// That a store was closed is said first, whatever its node was like.
+func TestClosedStoreSaysSoWhileRedisIsAway(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	c := &changes{}
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", Observer: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		_, _ = s.Read(t.Context(), "k")
+		opened, _ := c.seen()
+		return len(opened) > 0
+	})
+	_ = s.Close()
+	ctx := t.Context()
+	_, read := s.Read(ctx, "k")
+	_, acquired := s.Acquire(ctx, "k", lasting())
+	for i, err := range []error{read, acquired, s.Set(ctx, "k", entryOf("v", time.Minute)), s.Delete(ctx, "k"), s.Expire(ctx, "k"), s.Reset(ctx, "k"), s.DeleteTag(ctx, "t")} {
+		if !errors.Is(err, cache.ErrClosed) {
+			t.Errorf("call %d: error %v, want ErrClosed", i, err)
+		}
+	}
+}
+
 // A slot on its way from one node to another answers TRYAGAIN until it has arrived.
 // That is waited for, and holds up no key of another slot: nor does it look as if
 // the node were away.

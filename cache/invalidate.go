@@ -44,6 +44,9 @@ func (s *Redis) Expire(ctx context.Context, key string) error {
 
 // Reset implements [Store].
 func (s *Redis) Reset(ctx context.Context, key string) error {
+	if s.closing.Load() {
+		return ErrClosed
+	}
 	names := s.keys.names(key)
 	wake := Message{Signal: Released, Token: s.minter.Token()}
 	return s.orLater("reset", s.carryOut(ctx, "reset", resetScript.invoke(3,
