@@ -167,17 +167,34 @@ func (c *child) picker(o Order) func() func() string {
 		}
 	}
 	names := c.names(o)
-	return func() func() string {
-		rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
-		switch {
-		case len(names) == 1:
+	if len(names) == 1 {
+		return func() func() string {
 			return func() string { return names[0] }
-		case o.Zipf:
-			z := rand.NewZipf(rng, 1.1, 1, uint64(len(names)-1))
-			return func() string { return names[z.Uint64()] }
 		}
-		return func() string { return names[rng.IntN(len(names))] }
 	}
+	drawn := drawn(o)
+	return func() func() string {
+		i := rand.IntN(len(drawn))
+		return func() string {
+			i = (i + 1) % len(drawn)
+			return names[drawn[i]]
+		}
+	}
+}
+
+// drawn are places of keys, drawn before anything is timed: to draw a Zipf number
+// takes as long as a near hit.
+func drawn(o Order) *[1 << 16]uint32 {
+	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	draw := func() uint64 { return rng.Uint64N(uint64(o.Keys)) }
+	if o.Zipf {
+		draw = rand.NewZipf(rng, 1.1, 1, uint64(o.Keys-1)).Uint64
+	}
+	drawn := new([1 << 16]uint32)
+	for i := range drawn {
+		drawn[i] = uint32(draw())
+	}
+	return drawn
 }
 
 // cpu is the user and system time of this process.
