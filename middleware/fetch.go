@@ -97,7 +97,17 @@ func (r *run) awaitHeader(ctx context.Context) error {
 
 // response is the run's, for the rules.
 func (r *run) response() *rfc9111.Response {
-	return &rfc9111.Response{Status: r.status, Header: r.header, RequestTime: r.began, ResponseTime: r.headerAt}
+	return &rfc9111.Response{Status: r.status, Header: r.header, RequestTime: r.askedAt(), ResponseTime: r.headerAt}
+}
+
+// askedAt is since when the response may have existed, so that it has aged on its way.
+// What has neither Date nor Age is made here: it begins to exist with its header. If
+// its handler's time counted, what takes longer than its max-age would help nobody.
+func (r *run) askedAt() time.Time {
+	if r.header.Get("Date") == "" && r.header.Get("Age") == "" {
+		return r.headerAt
+	}
+	return r.began
 }
 
 // decide says what becomes of a response whose header is there.
@@ -310,7 +320,7 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 	l.rfc = c.m.rfc(c.asked.terms, l.stale.status)
 	p := *l.stale
 	p.header = rfc9111.Freshen(l.stale.header, r.header, l.rfc)
-	resp := &rfc9111.Response{Status: p.status, Header: p.header, RequestTime: r.began, ResponseTime: r.headerAt}
+	resp := &rfc9111.Response{Status: p.status, Header: p.header, RequestTime: r.askedAt(), ResponseTime: r.headerAt}
 	l.d = rfc9111.Store(r.req, resp, l.rfc)
 	p.freshness, p.began = l.d.Freshness, r.began
 	l.tags = c.m.tagsOf(r.req, p.header)

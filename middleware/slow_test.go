@@ -2,6 +2,7 @@ package middleware_test
 
 import (
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -13,25 +14,58 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// An option's TTL counts from when the response is there: a handler that takes longer
-// is shared all the same, with those who wait and for as long as the option says.
-func TestHandlerThatIsSlowerThanItsTTLIsShared(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var runs atomic.Int32
-		h := wrap(t, newStore(t), middleware.Options{TTL: time.Second}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-			runs.Add(1)
-			time.Sleep(3 * time.Second)
-		}))
-		atOnce(10, func() { once(h) })
-		time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
-		if once(h); runs.Load() != 1 {
-			t.Errorf("%d runs for those who came within the TTL, want 1", runs.Load())
-		}
-		time.Sleep(time.Second/2 + time.Millisecond)
-		if once(h); runs.Load() != 2 {
-			t.Errorf("%d runs after the TTL, want 2", runs.Load())
-		}
-	})
+// The lifetime of what is made here counts from when its header is there: a handler that
+// takes longer is shared all the same, with those who wait and for as long as it is said.
+func TestHandlerThatIsSlowerThanItsLifetimeIsShared(t *testing.T) {
+	for name, c := range map[string]struct {
+		o    middleware.Options
+		says http.Header
+	}{
+		"TTL of the options": {middleware.Options{TTL: time.Second}, nil},
+		"max-age":            {middleware.Options{}, http.Header{"Cache-Control": {"max-age=1"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var runs atomic.Int32
+				h := wrap(t, newStore(t), c.o, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					runs.Add(1)
+					maps.Copy(w.Header(), c.says)
+					time.Sleep(3 * time.Second)
+				}))
+				atOnce(10, func() { once(h) })
+				time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
+				if once(h); runs.Load() != 1 {
+					t.Errorf("%d runs for those who came within its lifetime, want 1", runs.Load())
+				}
+				time.Sleep(time.Second/2 + time.Millisecond)
+				if once(h); runs.Load() != 2 {
+					t.Errorf("%d runs after it, want 2", runs.Load())
+				}
+			})
+		})
+	}
+}
+
+// What comes from elsewhere, through a proxy's handler, has aged on its way.
+func TestResponseFromElsewhereAgesWhileItIsFetched(t *testing.T) {
+	for _, field := range []string{"Date", "Age"} {
+		t.Run(field, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var runs atomic.Int32
+				h := wrap(t, newStore(t), middleware.Options{}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					runs.Add(1)
+					w.Header().Set("Cache-Control", "max-age=2")
+					time.Sleep(3 * time.Second)
+					w.Header().Set(field, map[string]string{"Date": time.Now().UTC().Format(http.TimeFormat), "Age": "0"}[field])
+				}))
+				once(h)
+				synctest.Wait()
+				if once(h); runs.Load() != 2 {
+					t.Errorf("%d runs, want 2", runs.Load())
+				}
+			})
+		})
+	}
 }
 
 func TestTransportSharesAnUpstreamThatIsSlowerThanItsTTL(t *testing.T) {

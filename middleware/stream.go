@@ -25,8 +25,7 @@ func (c *call) stream(r *run) {
 	c.m.addVia(h, c.asked.ProtoMajor, c.asked.ProtoMinor)
 	c.announce(h)
 	if r.status == http.StatusOK && c.decision.stored {
-		stored := &rfc9111.Response{Status: r.status, Header: r.header, RequestTime: r.began, ResponseTime: r.headerAt}
-		if rfc9111.AnswerFor(c.asked.Request, stored) == rfc9111.AnswerNotModified {
+		if rfc9111.AnswerFor(c.asked.Request, r.response()) == rfc9111.AnswerNotModified {
 			replaceHeader(h, rfc9111.NotModifiedHeader(h))
 			w.WriteHeader(http.StatusNotModified)
 			c.event.Status = http.StatusNotModified
