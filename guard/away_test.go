@@ -22,7 +22,7 @@ import (
 )
 
 // A network is what lies between a client and the embedded server. It can
-// refuse connections, and swallow what is sent.
+// refuse connections, and swallow what is sent, either way.
 type network struct {
 	dial      func(ctx context.Context, network, addr string) (net.Conn, error)
 	refuses   atomic.Bool
@@ -67,6 +67,15 @@ func (n *network) cut() {
 type link struct {
 	net.Conn
 	n *network
+}
+
+func (l *link) Read(b []byte) (int, error) {
+	for {
+		n, err := l.Conn.Read(b)
+		if err != nil || !l.n.blackHole.Load() {
+			return n, err
+		}
+	}
 }
 
 func (l *link) Write(b []byte) (int, error) {

@@ -221,7 +221,11 @@ func TestNearCacheIsBypassedWhileInvalidationsMayBeMissed(t *testing.T) {
 		other := w.guard(s, policy())
 		synctest.Wait()
 		must(w, other.Set(context.Background(), "k", "old"))
+		synctest.Wait() // it has been heard of
 		get(w, g, "k", never)
+		if _, src := source(w, g, "k"); src != guard.FromNear {
+			w.Fatalf("before: from %v", src)
+		}
 		n.blackHole.Store(true)
 		must(w, other.Set(context.Background(), "k", "new"))
 		time.Sleep(2 * time.Second)
