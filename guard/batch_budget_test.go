@@ -218,6 +218,34 @@ func TestTagDeletedDuringTheWaitForABudget(t *testing.T) {
 	})
 }
 
+// What a batch was to have said is still good may have been deleted while it waited.
+func TestBatchDoesNotRenewWhatWasDeletedDuringItsWaitForABudget(t *testing.T) {
+	inRedis(t, func(w *world) {
+		all := payers(w, 2, every(30*time.Second), policy(waits, tagged("t")))
+		g := all[0].Guard
+		get(w, g, "other", (&origin{}).fetch)
+		for _, key := range []string{"a", "b"} {
+			must(w, g.Set(w.Context(), key, "old"))
+			must(w, g.Expire(w.Context(), key)) // and keep it, to compare with
+		}
+		go func() {
+			time.Sleep(5 * time.Second)
+			if err := all[1].DeleteTag(w.Context(), "t"); err != nil {
+				w.Error(err)
+			}
+		}()
+		got, err := g.GetMany(w.Context(), []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) {
+			return nil, guard.ErrNotModified
+		})
+		if len(got) != 0 || err == nil {
+			w.Errorf("got %v, %v", got, err)
+		}
+		if r, err := all[1].Peek(w.Context(), "a"); !errors.Is(err, guard.ErrMiss) {
+			w.Errorf("stored: %+v, %v", r, err)
+		}
+	})
+}
+
 func TestTagDeletedWhileABatchWaitsForItsBudget(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(30*time.Second), policy(waits, tagged("t")))
