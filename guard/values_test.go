@@ -418,6 +418,36 @@ func TestStaleInPlaceOfAnErrorHasGrownOlderMeanwhile(t *testing.T) {
 	})
 }
 
+// The pause after a failure ends with the value that callers live on meanwhile.
+func TestErrorPauseIsNoLongerThanThereIsSomethingStale(t *testing.T) {
+	boom := errors.New("boom")
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.TTL, p.StaleIfError, p.ErrorPause = time.Second, 10*time.Second, time.Minute
+		}))[0]
+		o := &origin{answer: func(_ context.Context, n int) (string, error) {
+			if n == 1 {
+				return "", boom
+			}
+			return "new", nil
+		}}
+		must(w, g.Set(context.Background(), "k", "good"))
+		time.Sleep(9 * time.Second)
+		if v := get(w, g, "k", o.fetch); v != "good" {
+			w.Errorf("got %q", v)
+		}
+		time.Sleep(time.Second)
+		if v := get(w, g, "k", never); v != "good" {
+			w.Errorf("during the pause: got %q", v)
+		}
+		time.Sleep(time.Second)
+		if v := get(w, g, "k", o.fetch); v != "new" {
+			w.Errorf("got %q", v)
+		}
+		o.fetched(w, 2)
+	})
+}
+
 func TestFailingRefreshDoesNotHammerTheOrigin(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(3, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Hour }))
