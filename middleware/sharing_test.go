@@ -181,6 +181,31 @@ func TestPitfall33WhatIsAlwaysValidatedIsNotSharedWithThoseWhoSayWhoTheyAre(t *t
 	}
 }
 
+// pitfall 33: nor is a failure, which may have somebody's page around it.
+func TestPitfall33FailuresAreNotSharedWithThoseWhoSayWhoTheyAre(t *testing.T) {
+	const users = 10
+	for _, header := range []string{"Cookie", "Authorization"} {
+		for _, cc := range []string{"", "public"} {
+			t.Run(header+", "+cc, func(t *testing.T) {
+				s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+					if cc != "" {
+						w.Header().Set("Cache-Control", cc)
+					}
+					time.Sleep(5 * time.Millisecond) // so that others wait
+					w.WriteHeader(http.StatusInternalServerError)
+					fmt.Fprint(w, r.Header.Get(header))
+				})
+				var wg sync.WaitGroup
+				for i := range users {
+					user := fmt.Sprint("u=", i)
+					wg.Go(func() { s.is(s.do("/", header+": "+user), http.StatusInternalServerError, user) })
+				}
+				wg.Wait()
+			})
+		}
+	}
+}
+
 func basic(user string) string {
 	r, _ := http.NewRequest("GET", "/", nil)
 	r.SetBasicAuth(user, "")
