@@ -443,6 +443,63 @@ func TestSlotOnTheMoveHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+// Of a slot that no node has, the client asks any of them. That one is well, and so is
+// what else is on it.
+func TestSlotThatNobodyServesHoldsUpNoOther(t *testing.T) {
+	cluster := redistest.RunCluster(t, redistest.ClusterConfig{Args: []string{"--cluster-require-full-coverage", "no"}})
+	ctx, c := t.Context(), &changes{}
+	var lost atomic.Int64
+	s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: "test", Observer: observing(func(e cache.Event) {
+		c.Observe(e)
+		if e.Kind == cache.SubscriptionLost {
+			lost.Add(1)
+		}
+	})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	slot, err := cluster.Slot(ctx, "test:{gone}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := func() {
+		t.Helper()
+		for i := range 30 {
+			a, err := s.Acquire(ctx, fmt.Sprint("served", i), lasting())
+			if err != nil || a.Verdict != cache.Granted {
+				t.Fatalf("%v, %v, want granted", a.Verdict, err)
+			}
+			if err := s.Release(ctx, a.Lease); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	served() // the subscriptions are live
+	for _, m := range cluster.Masters() {
+		if err := m.Client().Do(ctx, "CLUSTER", "DELSLOTS", slot).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := s.Watch("gone")
+	defer w.Close()
+	for range 20 {
+		if _, err := s.Acquire(ctx, "gone", lasting()); !errors.Is(err, cache.ErrUnavailable) {
+			t.Fatalf("error %v, want ErrUnavailable", err)
+		}
+		if _, err := s.Read(ctx, "gone"); !errors.Is(err, cache.ErrUnavailable) {
+			t.Fatalf("error %v, want ErrUnavailable", err)
+		}
+	}
+	served()
+	if opened, _ := c.seen(); len(opened) > 0 {
+		t.Errorf("the breaker opened %d times", len(opened))
+	}
+	if n := lost.Load(); n > 0 {
+		t.Errorf("%d subscriptions were lost", n)
+	}
+}
+
 // Who reads many keys has more time, and need not wait for its end.
 func TestReadManyIsToldWhenTheBreakerOpens(t *testing.T) {
 	underLoad(t, 1, 0, func(t *testing.T, p *pause, c *changes, _ *atomic.Int64) {

@@ -48,11 +48,17 @@ func passing(err error) bool {
 
 // tripsBreaker reports whether a classified error says that the node is away.
 // A refusal is an answer, TRYAGAIN ends with the slot's migration, who lacks
-// replicas takes no writes and answers reads, and the caller's own context says
-// nothing about Redis.
+// replicas takes no writes and answers reads, a slot that nobody serves is no
+// node's, and the caller's own context says nothing about Redis.
 func tripsBreaker(err error) bool {
 	return errors.Is(err, ErrUnavailable) && !redis.IsTryAgainError(err) && !redis.IsNoReplicasError(err) &&
-		!errors.Is(err, errBreakerOpen) && !errors.Is(err, errBusy)
+		!unserved(err) && !errors.Is(err, errBreakerOpen) && !errors.Is(err, errBusy)
+}
+
+// unserved reports whether a cluster has no node for the key's slot. The client asks
+// any one then, which is well.
+func unserved(err error) bool {
+	return redis.IsClusterDownError(err) && strings.Contains(err.Error(), "Hash slot not served")
 }
 
 var (

@@ -263,8 +263,9 @@ func (u *subscriber) receive(ctx context.Context, ps *redis.PubSub, epoch int, h
 	}()
 	for {
 		msg, err := ps.Receive(ctx)
-		if _, moved := redis.IsMovedError(err); moved {
-			// A slot moved between finding its node and subscribing there.
+		if _, moved := redis.IsMovedError(err); moved || unserved(err) {
+			// A slot moved between finding its node and subscribing there, or nobody
+			// has it: that says nothing of what else is subscribed to here.
 			heard.restart()
 			u.bounce(epoch)
 			continue
