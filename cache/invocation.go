@@ -90,7 +90,8 @@ type reply struct {
 
 // runMany carries scripts out in one pipeline, each once. Those that the server
 // doesn't know, and so hasn't carried out, are sent again, one of each kind with
-// its source. It returns an error if none was answered.
+// its source; and once more for each further server that slots have moved to. It
+// returns an error if none was answered.
 func (s *Redis) runMany(ctx context.Context, invs []invocation) ([]reply, error) {
 	replies := make([]reply, len(invs))
 	places := make([]int, len(invs))
@@ -98,14 +99,12 @@ func (s *Redis) runMany(ctx context.Context, invs []invocation) ([]reply, error)
 		places[i] = i
 	}
 	err := s.pipelined(ctx, invs, places, replies, false)
-	var unknown []int
-	for i, r := range replies {
-		if isUnknownScript(r.err) {
-			unknown = append(unknown, i)
+	for range s.topo.all() {
+		places = slices.DeleteFunc(places, func(i int) bool { return !isUnknownScript(replies[i].err) })
+		if len(places) == 0 {
+			break
 		}
-	}
-	if len(unknown) > 0 {
-		err = s.pipelined(ctx, invs, unknown, replies, true)
+		err = s.pipelined(ctx, invs, places, replies, true)
 	}
 	return replies, err
 }

@@ -174,6 +174,67 @@ func TestScriptsThatWereFlushedAreSentAgainInPipelines(t *testing.T) {
 	}
 }
 
+// A before is called before each pipeline of scripts is sent.
+type before func()
+
+func (f before) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (f before) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (f before) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if len(cmds) > 1 && strings.HasPrefix(cmds[0].Name(), "eval") {
+			f()
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// What is asked of one master is answered by two, neither of which knows the script.
+func TestSlotsThatMoveApartUnderAPipelineAreServed(t *testing.T) {
+	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
+	ctx, client := t.Context(), cluster.Client()
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var requests []cache.Request
+	var slots []int
+	for i := 0; len(requests) < 6; i++ {
+		key := fmt.Sprint("k", i)
+		master, err := cluster.MasterFor(ctx, "test:{"+key+"}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if master != cluster.Masters()[0] {
+			continue
+		}
+		slot, err := cluster.Slot(ctx, "test:{"+key+"}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		requests, slots = append(requests, cache.Request{Key: key, Ask: lasting()}), append(slots, slot)
+	}
+	for i := range 30 { // the subscriptions are live
+		if a, err := s.Acquire(ctx, fmt.Sprint("warm", i), lasting()); err != nil || a.Verdict != cache.Granted {
+			t.Fatal(a.Verdict, err)
+		}
+	}
+	client.AddHook(before(sync.OnceFunc(func() {
+		for _, m := range cluster.Masters() {
+			if err := m.Client().ScriptFlush(ctx).Err(); err != nil {
+				t.Error(err)
+			}
+		}
+		for i, slot := range slots {
+			if err := cluster.MoveSlot(ctx, slot, 0, 1+i%2); err != nil {
+				t.Error(err)
+			}
+		}
+	})))
+	acquired(t, s.AcquireMany(ctx, requests))
+}
+
 // The caller leaves as the answer comes: whoever deals with it, no lease is left.
 func TestGrantsOfManyThatComeAsTheirCallerLeavesAreNotLeftBehind(t *testing.T) {
 	s, h, admin := tripped(t)
