@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Set implements [Store].
@@ -77,8 +79,11 @@ func (s *Redis) change(ctx context.Context, key, op string, inv invocation) erro
 }
 
 // orLater says of a change that was sent and not answered that it may still be
-// carried out.
+// carried out. Of an error reply nothing is to come.
 func (s *Redis) orLater(op string, err error) error {
+	if answered := redis.Error(nil); errors.As(err, &answered) {
+		return err
+	}
 	for _, unsent := range []error{ErrRefused, ErrClosed, errBreakerOpen, errBusy, errNotLoaded, errEndedBefore} {
 		if err == nil || errors.Is(err, unsent) {
 			return err
