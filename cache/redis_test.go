@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -157,4 +159,45 @@ func TestRedisBehindSentinelConforms(t *testing.T) {
 		return redis.NewFailoverClient(o)
 	}}
 	cachetest.Run(t, cachetest.Harness{New: s.backend, Parallel: true})
+}
+
+// pitfall 31: what stands beside an entry may have been changed by hand, or have come
+// from elsewhere without its expiry.
+func TestForeignCountsAndQuarantinesEnd(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	admin, ctx := server.Client(), t.Context()
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for i, count := range []string{"", "many", "1.5", "inf", "9223372036854775807"} {
+		key := fmt.Sprint("counted", i)
+		if err := admin.Set(ctx, "test:{"+key+"}:failures", count, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		a, err := s.Acquire(ctx, key, lasting())
+		if err != nil || a.Verdict != cache.Granted {
+			t.Fatalf("%q: %v, %v, want granted", count, a.Verdict, err)
+		}
+		if ok, err := s.Fail(ctx, a.Lease, []byte("why"), time.Minute); !ok || err != nil {
+			t.Errorf("%q: %v, %v, want a failure that was told", count, ok, err)
+		}
+		if n := admin.Get(ctx, "test:{"+key+"}:failures").Val(); n != "1" {
+			t.Errorf("%q: %q failures in a row, want 1", count, n)
+		}
+	}
+	ask := lasting()
+	for _, process := range []string{"process1", "process2", "process3"} {
+		if err := admin.SAdd(ctx, "test:{k}:tries", process+"attempt.").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, err := s.Acquire(ctx, "k", ask)
+	if err != nil || a.Verdict != cache.Quarantined || a.TTL != ask.Window {
+		t.Errorf("%v for %v, %v, want a quarantine of %v", a.Verdict, a.TTL, err, ask.Window)
+	}
+	if left := admin.PTTL(ctx, "test:{k}:tries").Val(); left <= 0 {
+		t.Errorf("the quarantine ends in %v", left)
+	}
 }

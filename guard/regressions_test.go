@@ -229,6 +229,7 @@ func TestForeignBytesBesideAnEntryHarmNobody(t *testing.T) {
 	for name, plant := range map[string]func(key string) error{
 		"a lease of foreign bytes": func(k string) error { return admin.Set(t.Context(), k+":lease", "abc", 0).Err() },
 		"a lease without an end":   func(k string) error { return admin.Set(t.Context(), k+":lease", "0123456789abcdef0", 0).Err() },
+		"a pause without an end":   func(k string) error { return admin.Set(t.Context(), k+":pause", "abc", 0).Err() },
 		"failures of no number":    func(k string) error { return admin.Set(t.Context(), k+":failures", "many", 0).Err() },
 		"attempts of nobody":       func(k string) error { return admin.SAdd(t.Context(), k+":tries", "a", "b", "c", "d").Err() },
 	} {

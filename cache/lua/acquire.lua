@@ -59,7 +59,10 @@ if not nothing and (not lease or lease:sub(1, 16) ~= ARGV[4]) then
     if failure then return {'failed', failure} end
   end
   local pause = redis.call('GET', KEYS[4])
-  if pause then return {'paused', pause, redis.call('PTTL', KEYS[4])} end
+  if pause then
+    local left = redis.call('PTTL', KEYS[4])
+    if left ~= -1 then return {'paused', pause, left} end -- one without an end is foreign
+  end
 end
 
 -- The caller and the holder are looked after in one command.
@@ -101,7 +104,14 @@ if limit > 0 and liveness and tries >= limit then
       if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead = dead + 1 end
     end
   end
-  if dead >= limit then return {'quarantined', redis.call('PTTL', KEYS[3])} end
+  if dead >= limit then
+    local left = redis.call('PTTL', KEYS[3])
+    if left == -1 then -- as for the lease
+      left = tonumber(ARGV[8])
+      redis.call('PEXPIRE', KEYS[3], left)
+    end
+    return {'quarantined', left}
+  end
 end
 
 -- What may fail, on keys of a foreign type, comes before the lease is set.

@@ -13,6 +13,9 @@ if not lease or lease:sub(1, 16) ~= ARGV[1] then
 end
 if ARGV[4] ~= '0' then
   -- Failures count as in a row while each comes soon after the pause of the last.
+  -- Foreign bytes are no count.
+  local count = redis.call('GET', KEYS[5])
+  if count and count ~= string.format('%d', tonumber(count) or 0) then redis.call('DEL', KEYS[5]) end
   redis.call('INCR', KEYS[5])
   redis.call('PEXPIRE', KEYS[5], 2 * ARGV[4] + 60000)
   redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[4])
