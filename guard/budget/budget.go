@@ -69,7 +69,8 @@ var _ guard.Budget = (*Budget)(nil)
 type names struct{ state, inflight, doubted, processes, alive string }
 
 // New returns the budget of the given name (letters, digits and "._-") on the
-// given client: standalone, behind Sentinel, or a cluster. At most one Options.
+// given client: standalone, behind Sentinel, or a cluster; a [redis.Ring] is refused,
+// and so is a cluster client that reads from replicas. At most one Options.
 // All that is wrong is returned, joined. A Redis that can't be reached is no
 // error; one that refuses is.
 //
@@ -80,8 +81,8 @@ type names struct{ state, inflight, doubted, processes, alive string }
 func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options) (*Budget, error) {
 	var opts Options
 	var errs []error
-	if rdb == nil {
-		errs = append(errs, errors.New("budget: New: the client is nil"))
+	if err := checkClient(rdb); err != nil {
+		errs = append(errs, err)
 	}
 	if len(options) > 1 {
 		errs = append(errs, errors.New("budget: New: more than one Options"))
@@ -126,6 +127,22 @@ func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options
 	}
 	b.spawn(b.beatLoop)
 	return b, nil
+}
+
+// checkClient refuses clients that don't keep to the one server that has the budget. A
+// client-side cache does no harm: all that is asked is scripts.
+func checkClient(rdb redis.UniversalClient) error {
+	switch c := rdb.(type) {
+	case nil:
+		return errors.New("budget: New: the client is nil")
+	case interface{ Options() *redis.RingOptions }:
+		return errors.New("budget: New: a redis.Ring is not supported, each process would begin a budget anew on another shard when it misses one; use redis.NewClient or redis.NewClusterClient")
+	case interface{ Options() *redis.ClusterOptions }:
+		if o := c.Options(); o.ReadOnly || o.RouteByLatency || o.RouteRandomly {
+			return errors.New("budget: New: the cluster client reads from replicas (ReadOnly, RouteByLatency or RouteRandomly), and would subscribe there, where this process is missed and its calls count as over; use a client without them")
+		}
+	}
+	return nil
 }
 
 // refused reports whether an error is a reply that says no, and not one of a

@@ -54,6 +54,27 @@ func TestWrongLimitsAndOptionsAreAllSaid(t *testing.T) {
 	}
 }
 
+func TestClientsThatDoNotKeepToOneServerAreRefused(t *testing.T) {
+	replicas := func() *redis.ClusterClient {
+		return redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, ReadOnly: true})
+	}
+	ring := func() *redis.Ring {
+		return redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	}
+	for name, client := range map[string]redis.UniversalClient{
+		"replicas":         replicas(),
+		"wrapped replicas": struct{ *redis.ClusterClient }{replicas()},
+		"ring":             ring(),
+		"wrapped ring":     struct{ *redis.Ring }{ring()},
+	} {
+		if b, err := budget.New(client, "vendor", perSecond(1, 1)); err == nil {
+			t.Errorf("%s: accepted", name)
+			_ = b.Close()
+		}
+		_ = client.Close()
+	}
+}
+
 func TestNoWindowHasMoreThanRateAndBurst(t *testing.T) {
 	inBubble(t, 4, perSecond(100, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		var mu sync.Mutex
