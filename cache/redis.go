@@ -30,7 +30,9 @@ type Options struct {
 	//
 	// The client is still at work on a call that was given up, until its own
 	// timeouts end it; a client with ReadTimeout and DialTimeout near this value
-	// has fewer such calls during an outage.
+	// has fewer such calls during an outage. One with ReadTimeout -1, and without
+	// ContextTimeoutEnabled, has nothing to end them by: a black hole that lasts uses
+	// up its pool, and the store stays away until TCP has given up those connections.
 	RedisTimeout time.Duration
 
 	// BreakerFailures is how many calls in a row must fail on a node before the
