@@ -136,6 +136,8 @@ var serveRows = []serveRow{
 	{rule{"9111 5.2.1.1", "max-age: an older response is validated"}, "max-age=9", 6, "max-age=5", rfc9111.Validate, rfc9111.FwdRequest},
 	{rule{"9111 5.2.1.1", "max-age: one of that age will do"}, "max-age=9", 5, "max-age=5", rfc9111.ServeFresh, ""},
 	{rule{"9111 5.2.1.1", "max-age: a longer one makes nothing fresh"}, "max-age=9", 10, "max-age=50", rfc9111.Validate, rfc9111.FwdStale},
+	{rule{"9111 5.2.1.1", "max-age: nothing stale without max-stale"}, "max-age=9, stale-while-revalidate=9", 10, "max-age=50", rfc9111.Validate, rfc9111.FwdStale},
+	{rule{"9111 5.2.1.1", "max-age: with max-stale what is stale will do"}, "max-age=9, stale-while-revalidate=9", 10, "max-age=50, max-stale", rfc9111.ServeAndRefresh, ""},
 	{rule{"9111 5.2.1.2", "max-stale: served stale"}, "max-age=9", 10, "max-stale", rfc9111.ServeStale, ""},
 	{rule{"9111 5.2.1.2", "max-stale: within its bound"}, "max-age=9", 14, "max-stale=5", rfc9111.ServeStale, ""},
 	{rule{"9111 5.2.1.2", "max-stale: not beyond"}, "max-age=9", 15, "max-stale=5", rfc9111.Validate, rfc9111.FwdStale},

@@ -40,6 +40,8 @@ func judge(f Freshness, age time.Duration, req RequestControl) (Verdict, Fwd) {
 		return judgeFresh(f, age, req)
 	case f.NeverStale, req.NoCache, req.MinFresh.Set, req.tooOld(age):
 		return Validate, FwdStale
+	case req.MaxAge.Set && !req.MaxStale.Set: // RFC 9111, 5.2.1.1
+		return Validate, FwdStale
 	case -left < f.StaleWhileRevalidate:
 		return ServeAndRefresh, ""
 	case req.MaxStale.Set && -left <= req.MaxStale.Value:
