@@ -179,6 +179,28 @@ func TestMountsShareNoPages(t *testing.T) {
 	is(`GET /public/"é`, "11 at /public/%22%C3%A9")
 }
 
+// What is mounted sees the same path of a page in all its runs, also where its mount
+// has left nothing of it.
+func TestMountsLeaveAllRunsTheSamePath(t *testing.T) {
+	m, err := middleware.New(newStore(t), middleware.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	h := http.StripPrefix("/api", m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%q", r.URL.Path)
+	})))
+	for target, want := range map[string]string{"/api": `""`, "http://example.com/api": `""`, "/api/": `"/"`} {
+		for _, method := range []string{http.MethodGet, http.MethodGet, http.MethodPost} { // shared, by itself, passed on
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(method, target, nil))
+			if w.Body.String() != want {
+				t.Errorf("%s %s: the path is %s, want %s; %s", method, target, w.Body, want, w.Header()["Cache-Status"])
+			}
+		}
+	}
+}
+
 // A body over MaxBody that is written in one go ends as soon as it is too large.
 // Who waits runs the handler for themselves, and who asked for a part gets the whole.
 func TestPitfall37BodiesAreTooLargeAtTheirEnd(t *testing.T) {

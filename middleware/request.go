@@ -320,7 +320,7 @@ func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	if r.URL.Host != "" {
 		r.URL.Host = r.Host
 	}
-	if r.URL.Path == "" {
+	if r.URL.Path == "" && pathOf(a.Request) == "" { // else it is what a mount has left
 		r.URL.Path = "/" // RFC 9110, 4.2.3
 	}
 	if r.URL.EscapedPath() != r.URL.RawPath {
