@@ -259,7 +259,7 @@ func (c *call) say(status int, after time.Duration, text string) {
 	h.Set("Cache-Control", "no-store")
 	st := rfc9111.Status{Fwd: c.forwarded()}
 	if status == http.StatusGatewayTimeout && c.says.OnlyIfCached {
-		st.Detail = "only-if-cached"
+		st.Fwd, st.Detail = "", "only-if-cached" // it went nowhere
 	}
 	c.status(h, st)
 	c.event.Status = status
@@ -289,6 +289,9 @@ func (c *call) lookUp() bool {
 	case rfc9111.ServeFresh, rfc9111.ServeStale, rfc9111.ServeAndRefresh:
 		if verdict == rfc9111.ServeAndRefresh && c.asked.Method == http.MethodGet && !c.says.NoStore && !c.says.OnlyIfCached {
 			return false // it is answered by what also has it produced anew
+		}
+		if c.says.OnlyIfCached && rfc9111.AnswerFor(c.asked.Request, &rfc9111.Response{Status: p.status, Header: p.header}) == rfc9111.AnswerElsewhere {
+			return false // it isn't to be asked there
 		}
 		c.serve(p, res, age, "")
 		return true

@@ -81,6 +81,7 @@ func (c *call) report() {
 		n.collapsed.Add(1)
 	case e.Fwd == string(rfc9111.FwdBypass), e.Fwd == string(rfc9111.FwdMethod):
 		n.bypassed.Add(1)
+	case e.Fwd == "" && e.Status == http.StatusGatewayTimeout: // only-if-cached
 	default:
 		n.forwarded.Add(1)
 	}

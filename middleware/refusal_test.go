@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -96,6 +97,24 @@ func TestOnlyIfCachedNeverRunsTheHandler(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Nor does it with a precondition, which may be the handler's to judge.
+func TestOnlyIfCachedWithAPrecondition(t *testing.T) {
+	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60", `ETag: "a"`))
+	s.do("/")
+	s.stored("/", "run 1")
+	for what, want := range map[string]int{`/ If-Match: "a"`: 200, `/ If-Match: "b"`: 504, `/unknown If-Match: "a"`: 504} {
+		path, condition, _ := strings.Cut(what, " ")
+		if g := s.do(path, condition, "Cache-Control: only-if-cached"); g.StatusCode != want || strings.Contains(g.status(), "fwd=") {
+			t.Errorf("%s: %d, want %d; %s", what, g.StatusCode, want, g.status())
+		}
+	}
+	s.ran(1)
+	s.Close() // and so all are counted
+	if st := s.m.Stats(); st.Forwarded != 1 || st.Bypassed != 0 {
+		t.Errorf("%+v", st)
 	}
 }
 

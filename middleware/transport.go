@@ -91,7 +91,13 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if why == "" && !cached {
 		why = rfc9111.FwdBypass
 	}
-	if why != "" {
+	switch {
+	case why == rfc9111.FwdBypass && rfc9111.ParseRequest(req.Header).OnlyIfCached:
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return (&trExchange{t: t, req: req, method: req.Method}).gatewayTimeout(), nil
+	case why != "":
 		return t.pass(req, p, why, detail)
 	}
 	if req.Body != nil {

@@ -405,6 +405,20 @@ func TestTransportObeysTheRequest(t *testing.T) {
 	})
 }
 
+// A request that is to be answered from what is stored alone is never passed on.
+func TestTransportPassesNothingOnThatIsOnlyIfCached(t *testing.T) {
+	v := newVendor(t, cacheable("hello"))
+	a := newTransport(t, memoryFleet(t)())
+	for _, field := range [][2]string{{"If-Match", `"1"`}, {"If-Unmodified-Since", "Thu, 01 Jan 2026 00:00:00 GMT"}, {"Upgrade", "some"}, {"X", "y"}} {
+		for _, method := range []string{"GET", "HEAD"} {
+			got := askWith(t, a, method, v.URL, field[0], field[1], "Cache-Control", "only-if-cached")
+			wantAnswer(t, got, 504, "")
+			wantCacheStatus(t, got, "detail=only-if-cached")
+		}
+	}
+	v.wantCalls(t, 0)
+}
+
 func TestTransportAnswersConditionsRangesAndHead(t *testing.T) {
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
