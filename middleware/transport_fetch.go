@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -267,7 +268,17 @@ func (x *trExchange) compareHead(resp *http.Response) {
 	}
 	ctx := context.WithoutCancel(x.ctx)
 	found, slot, ok := x.peek(x.getSlot())
-	if ok && !rfc9111.HeadAgrees(found.page.header, resp.Header) {
+	if !ok {
+		return
+	}
+	head := resp.Header
+	if slices.Contains(found.page.vary, "Accept-Encoding") && len(x.own().Header["Accept-Encoding"]) == 0 {
+		// A base may have asked for an encoding by itself, as net/http's does for GET only.
+		head = head.Clone()
+		delete(head, "Etag")
+		delete(head, "Content-Length")
+	}
+	if !rfc9111.HeadAgrees(found.page.header, head) {
 		_ = x.t.guard.Delete(ctx, slot.key)
 	}
 }

@@ -454,6 +454,44 @@ func TestTransportAnswersConditionsRangesAndHead(t *testing.T) {
 	})
 }
 
+// Where the base asks for gzip by itself, which it doesn't do for HEAD, the same
+// content may have another ETag there, or a weak one. That doesn't make it old.
+func TestTransportKeepsWhatAHeadSaysInAnotherEncoding(t *testing.T) {
+	for name, tags := range map[string][2]string{"a tag for each, with Vary": {`"1"`, `"1-gzip"`}, "a weak one": {`"1"`, `W/"1"`}} {
+		t.Run(name, func(t *testing.T) {
+			var changed atomic.Bool
+			v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+				w.Header().Set("ETag", tags[0])
+				if changed.Load() {
+					w.Header().Set("Last-Modified", "Fri, 02 Jan 2026 00:00:00 GMT")
+				}
+				if !strings.HasPrefix(tags[1], "W/") {
+					w.Header().Set("Vary", "Accept-Encoding")
+				}
+				body := []byte("hello")
+				if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+					w.Header().Set("Content-Encoding", "gzip")
+					w.Header().Set("ETag", tags[1])
+					body = gzipped(body)
+				}
+				_, _ = w.Write(body)
+			})
+			a := newTransport(t, memoryFleet(t)())
+			wantAnswer(t, ask(t, a, v.URL), 200, "hello")
+			waitStored(t, a, v.URL)
+			wantAnswer(t, askWith(t, a, "HEAD", v.URL, "Cache-Control", "no-cache"), 200, "")
+			wantCacheStatus(t, ask(t, a, v.URL), ";hit")
+			v.wantCalls(t, 2)
+			changed.Store(true)
+			wantAnswer(t, askWith(t, a, "HEAD", v.URL, "Cache-Control", "no-cache"), 200, "")
+			wantAnswer(t, ask(t, a, v.URL), 200, "hello")
+			v.wantCalls(t, 4)
+		})
+	}
+}
+
 func TestTransportNeverBringsBackWhatWasChangedMeanwhile(t *testing.T) {
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		for _, vary := range []string{"", "Accept"} {

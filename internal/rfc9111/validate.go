@@ -103,7 +103,11 @@ func Freshen(stored, update http.Header, o Options) http.Header {
 // which may then be freshened by it. If not it is stale (RFC 9111, 4.3.5).
 func HeadAgrees(stored, head http.Header) bool {
 	for _, name := range []string{"Etag", "Last-Modified"} {
-		if v := head.Get(name); v != "" && v != stored.Get(name) {
+		v, was := head.Get(name), stored.Get(name)
+		if name == "Etag" && weakMatch(v, was) {
+			continue // servers weaken the tag of what they compress, which a HEAD may not ask for
+		}
+		if v != "" && v != was {
 			return false
 		}
 	}

@@ -125,6 +125,7 @@ type headRow struct {
 var headRows = []headRow{
 	{rule{"9111 4.3.5", "a HEAD with the same validators and length freshens"}, etagged + "\nContent-Length: 5", etagged + "\nContent-Length: 5", true},
 	{rule{"9111 4.3.5", "a HEAD with another ETag makes it stale"}, etagged, "Etag: \"b\"", false},
+	{rule{"9111 4.3.5", "a HEAD whose ETag is the same but for being weak doesn't"}, etagged, "Etag: W/\"a\"", true},
 	{rule{"9111 4.3.5", "a HEAD with another Last-Modified makes it stale"}, etagged, "Last-Modified: $-2h", false},
 	{rule{"9111 4.3.5", "a HEAD with another length makes it stale"}, "Content-Length: 5", "Content-Length: 6", false},
 	{rule{"9111 4.3.5", "what a HEAD leaves out doesn't differ"}, etagged + "\nContent-Length: 5", "X: y", true},
