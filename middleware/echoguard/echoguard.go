@@ -20,6 +20,11 @@ import (
 // from middlewares inside. So does a refresh in the background, of whatever page.
 // Those of e.Pre that rewrite paths belong outside.
 //
+// A run of a request that says who asks gets that request's own echo.Context, which
+// Echo uses again when the request is over. So such a request isn't over before the
+// run that it started, even if something else answers it: a 304, what is stale after
+// a SoftTimeout, or 504 after FetchTimeout. Its handler does well to heed its context.
+//
 // Errors are answered by Echo's error handler within the middleware, are kept as
 // the response says, and don't travel further out. One that comes when part of a
 // successful response has been written ends the connection: it isn't whole.
