@@ -20,11 +20,12 @@ func (c *call) serve(p *page, res guard.Result[*page], age time.Duration, why st
 	st := rfc9111.Status{Detail: why}
 	left := p.freshness.Left(age)
 	st.TTL = rfc9111.Seconds{Set: true, Value: left}
+	stored := res.Stored && p.ofUse() && !c.noEpoch
 	switch res.Source {
 	case guard.Fetched, guard.UnguardedFetch:
-		st.Fwd, st.Stored, st.FwdStatus = c.forwarded(), res.Stored && p.ofUse(), c.decision.fwdCode
+		st.Fwd, st.Stored, st.FwdStatus = c.forwarded(), stored, c.decision.fwdCode
 	case guard.Waited:
-		st.Fwd, st.Stored, st.Collapsed = c.forwarded(), res.Stored && p.ofUse(), true
+		st.Fwd, st.Stored, st.Collapsed = c.forwarded(), stored, true
 	default:
 		st.Hit = why == ""
 		if !st.Hit {

@@ -24,6 +24,7 @@ type call struct {
 	cancel context.CancelCauseFunc
 
 	waited   bool // for a run that may have begun too early: see mayCollapse
+	noEpoch  bool // it can't be had: nothing is stored, as no purge would reach it
 	event    Event
 	decision decision
 	index    *index // of the page, once it is known
@@ -283,7 +284,8 @@ func (c *call) pageKey() (string, error) {
 	case res.Value == nil || res.Value.epoch == "":
 		return "", errors.New("middleware: what is stored as an epoch is none")
 	case res.Source == guard.UnguardedFetch:
-		return c.asked.key("away"), nil // requests of this process can still share
+		c.noEpoch = true
+		return c.asked.key("away"), nil // requests that are there at the same time can still share
 	}
 	return c.asked.key(res.Value.epoch), nil
 }

@@ -125,6 +125,7 @@ func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 	if reason != "" && !passing {
 		return c.keepPrivate(f, r, reason)
 	}
+	passing = passing || c.noEpoch
 	if !l.ix.covers(l.d.Vary) {
 		if l.ix != nil {
 			c.learn(ctx, l)
@@ -180,8 +181,8 @@ func (c *call) keepPrivate(f *guard.Fill[*page], r *run, reason string) (*page, 
 }
 
 // record keeps the body until it is whole, while the client reads along. With
-// passing it is nothing that may be stored, but a failure that is shared with those
-// who wait.
+// passing it is nothing that may be stored, but shared with those who wait: a failure,
+// or a page whose epoch can't be had.
 func (c *call) record(ctx context.Context, f *guard.Fill[*page], l *lead, passing bool) (*page, error) {
 	r := l.run
 	c.note(r, decision{stored: !passing, reason: string(l.d.Reason), ttl: l.d.Freshness.Left(l.d.Freshness.InitialAge)})
