@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 )
 
@@ -269,11 +270,12 @@ func (b *trBody) Close() error {
 	return err
 }
 
-// trailer of a download that has ended.
+// trailer of a download that has ended, as far as others may have it: a cookie in
+// there came too late for the rules to judge it.
 func (d *trDownload) trailer() http.Header {
 	var t http.Header
 	for name, values := range d.resp.Trailer {
-		if len(values) > 0 {
+		if len(values) > 0 && !slices.Contains(setCookies, name) {
 			if t == nil {
 				t = http.Header{}
 			}

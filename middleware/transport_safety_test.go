@@ -276,3 +276,23 @@ func gzipped(b []byte) []byte {
 	_ = w.Close()
 	return buf.Bytes()
 }
+
+// A cookie that comes after the body is nobody else's either.
+func TestTransportStoresNoSetCookieOfTrailers(t *testing.T) {
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Trailer", "Set-Cookie, X-Sum")
+		cacheable("hello")(w, r)
+		w.Header().Set("Set-Cookie", "a=b")
+		w.Header().Set("X-Sum", "5")
+	})
+	a := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) { o.StoreSetCookie = true })
+	if first := ask(t, a, v.URL); first.Trailer.Get("Set-Cookie") != "a=b" {
+		t.Errorf("the one who asked got %v", first.Trailer)
+	}
+	waitStored(t, a, v.URL)
+	second := ask(t, a, v.URL)
+	wantCacheStatus(t, second, ";hit")
+	if second.Trailer.Get("Set-Cookie") != "" || second.Trailer.Get("X-Sum") != "5" {
+		t.Errorf("the next one got %v", second.Trailer)
+	}
+}
