@@ -576,6 +576,28 @@ func TestEventsAndStats(t *testing.T) {
 	}
 }
 
+// A handler that breaks off has given no proper response, whoever it ran for.
+func TestBrokenResponsesAreCounted(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "half a page")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	for _, what := range []string{"GET /", "HEAD /", "POST /"} {
+		s.do(what)
+	}
+	s.do("/", "Cache-Control: no-store")
+	s.Close() // and so all are counted
+	for _, e := range s.events {
+		if e.Err == nil {
+			t.Errorf("%s: no error; %+v", e.Request.Method, e)
+		}
+	}
+	if st := s.m.Stats(); st.Requests != 4 || st.Failed != 4 {
+		t.Errorf("%+v", st)
+	}
+}
+
 // The guard is asked until a client can read its own run: that is no error there.
 func TestClientsOfTheirOwnRunsAreNoErrorsOfTheGuard(t *testing.T) {
 	const n = 6

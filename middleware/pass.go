@@ -32,9 +32,17 @@ func (c *call) pass(w http.ResponseWriter, fwd rfc9111.Fwd, why string) *passWri
 		c.m.addVia(h, r.ProtoMajor, r.ProtoMinor)
 		c.status(h, rfc9111.Status{Fwd: fwd, Detail: why})
 	}
-	defer func() { c.event.Status, c.event.Bytes = pw.status, pw.n }()
+	defer c.passed(pw)
 	pw.run(c.next, c.m.withVia(r))
 	return pw
+}
+
+// passed keeps for the event what became of it.
+func (c *call) passed(w *passWriter) {
+	c.event.Status, c.event.Bytes = w.status, w.n
+	if !w.returned {
+		c.event.Err = errNotWhole // the handler panicked
+	}
 }
 
 func (w *passWriter) run(next http.Handler, r *http.Request) {

@@ -27,7 +27,7 @@ func (c *call) otherMethod(w http.ResponseWriter) {
 		}
 		c.status(h, rfc9111.Status{Fwd: rfc9111.FwdMethod})
 	}
-	defer func() { c.event.Status, c.event.Bytes = pw.status, pw.n }()
+	defer c.passed(pw)
 	pw.run(c.next, c.m.withVia(r))
 }
 
