@@ -81,13 +81,16 @@ func servableIfError(r *cache.Reading, waited time.Duration) bool {
 }
 
 // livedOn is for how long callers can live on such a reading: where it may not stand
-// in for the error (masks), only while it is served without asking.
+// in for the error (masks), only while it is served without asking. So is a fresh one
+// that was due to be refreshed.
 func livedOn(r *cache.Reading, waited time.Duration, masks bool, p *Policy) time.Duration {
 	switch {
 	case masks:
 		return r.Left - waited
 	case servedStale(r, p):
 		return max(0, r.Left-waited-onlyIfError(p))
+	case r.Fresh():
+		return max(0, r.Entry.FreshFor-r.Age-waited)
 	}
 	return 0
 }

@@ -240,6 +240,37 @@ func TestErrorThatAStaleValueMayNotStandInForIsNoPause(t *testing.T) {
 	}
 }
 
+// A value that is due to be refreshed is served until its end, whatever becomes of that:
+// a refresh that fails is held off for as long.
+func TestFailingEarlyRefreshIsHeldOffWhateverItsError(t *testing.T) {
+	denied := errors.New("denied")
+	for name, err := range map[string]error{"not found, uncached": guard.ErrNotFound, "StaleOn says no": denied} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				g := w.fleet(1, policy(func(p *guard.Policy) {
+					p.TTL, p.StaleIfError, p.Negative = 10*time.Second, time.Hour, guard.Off
+					p.Beta, p.ErrorPause = 100, 10*time.Second // due at half of its time
+					p.StaleOn = func(err error) bool { return !errors.Is(err, denied) }
+				}))[0]
+				get(w, g, "k", (&origin{takes: time.Second}).fetch)
+				time.Sleep(5500 * time.Millisecond)
+				fails := &origin{answer: func(context.Context, int) (string, error) { return "", err }}
+				for range 400 {
+					if v := get(w, g, "k", fails.fetch); v != "v1" {
+						w.Errorf("while it is fresh: %q", v)
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				fails.fetched(w, 1)
+				time.Sleep(time.Second)
+				if v := get(w, g, "k", (&origin{}).fetch); v != "v1" {
+					w.Errorf("when it is no longer: %q", v)
+				}
+			})
+		})
+	}
+}
+
 // What a flight has read grows older while it waits for another's fetch.
 func TestPauseEndsWithTheStaleValueThoughItsFetchHadToWait(t *testing.T) {
 	inWorlds(t, func(w *world) {
