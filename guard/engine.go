@@ -137,7 +137,7 @@ func (e *engine) pursue(c call) *outcome {
 		}
 		if o.refresh != nil {
 			e.tellStale(c.key, o)
-			e.refresh(c, o.refresh)
+			e.refresh(c, read{reading: o.refresh, at: o.at})
 		}
 		if e.near != nil && o.err == nil && o.stored && o.source != Stale {
 			e.near.put(c.key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
@@ -346,7 +346,7 @@ func (e *engine) maskable(o *outcome) bool {
 var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftTimeout")
 
 // refresh starts the background flight of a key unless there is one.
-func (e *engine) refresh(c call, r *cache.Reading) {
+func (e *engine) refresh(c call, rd read) {
 	if e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
 		return // or each stale hit would ask for a lease to be told so
 	}
@@ -354,7 +354,7 @@ func (e *engine) refresh(c call, r *cache.Reading) {
 		return // singleflight would keep a channel for each call until it ends
 	}
 	f, _, first := e.refreshes.join(c.key, 0, func(f *flight) *outcome {
-		o := e.fly(&e.refreshes, f, c, read{reading: r})
+		o := e.fly(&e.refreshes, f, c, rd)
 		e.tellRefreshed(f, c.key, o)
 		return o
 	})

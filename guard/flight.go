@@ -52,8 +52,8 @@ type pursuit struct {
 }
 
 // newPursuit is the pursuit of a flight, on a context of its own.
-func (e *engine) newPursuit(fs *flights, f *flight, c call, r *cache.Reading) *pursuit {
-	p := e.pursuitOn(e.flightContext(fs, c.ctx), fs, c, r)
+func (e *engine) newPursuit(fs *flights, f *flight, c call, rd read) *pursuit {
+	p := e.pursuitOn(e.flightContext(fs, c.ctx), fs, c, rd)
 	p.f = f
 	p.unseen = f.first + 1 // its first caller read later
 	return p
@@ -83,17 +83,17 @@ func (c *flightContext) Value(key any) any {
 	return c.values.Value(key)
 }
 
-func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, r *cache.Reading) *pursuit {
+func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, rd read) *pursuit {
 	p := &pursuit{
-		engine: e, ctx: ctx, fs: fs, call: c, known: r, knownAt: time.Now(), poll: firstPoll,
+		engine: e, ctx: ctx, fs: fs, call: c, known: rd.reading, knownAt: rd.at, poll: firstPoll,
 		background: fs == &e.refreshes,
 		ask: cache.Ask{
 			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout + e.policy.MaxBudgetWait,
 			MaxAttempts: max(e.policy.MaxAttempts, 0), Window: e.policy.Quarantine,
 		},
 	}
-	if r != nil {
-		p.ask.Seen = r.Seen
+	if rd.reading != nil {
+		p.ask.Seen = rd.reading.Seen
 	}
 	return p
 }
@@ -106,7 +106,7 @@ func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
 		// nothing would bring what is to be replaced.
 		rd = e.read(call{ctx: e.flightContext(fs, c.ctx), key: c.key})
 	}
-	p := e.newPursuit(fs, f, c, rd.reading)
+	p := e.newPursuit(fs, f, c, rd)
 	if rd.err != nil {
 		return p.take(&cache.Answer{}, rd.err)
 	}
@@ -139,7 +139,7 @@ func (p *pursuit) ended(o *outcome) *outcome {
 // local is the body of a flight for a key whose values are too large to store:
 // callers of the process share a fetch, without a lease.
 func (e *engine) local(f *flight, c call) *outcome {
-	return e.newPursuit(&e.locals, f, c, nil).fetchHere(Fetched)
+	return e.newPursuit(&e.locals, f, c, read{}).fetchHere(Fetched)
 }
 
 // run asks until there is an outcome.

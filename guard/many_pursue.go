@@ -302,7 +302,7 @@ func (m *many) refresh(stale []*wanted) {
 		if b == nil {
 			b = m.newBatch(&m.refreshes, m.ctx, m.fetch)
 		}
-		f, _, first := b.join(w.call, 0, read{reading: w.o.refresh})
+		f, _, first := b.join(w.call, 0, read{reading: w.o.refresh, at: w.o.at}) // others may have been waited for since
 		if first != nil {
 			m.counters.refreshes.Add(1)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -293,6 +294,30 @@ func TestPauseEndsWithTheStaleValueThoughItsFetchHadToWait(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		if v := get(w, fleet[1], "k", (&origin{}).fetch); v != "v1" {
+			w.Errorf("when there was none: %q", v)
+		}
+	})
+}
+
+// Nor is it younger for having been read by a call that waited for another key.
+func TestPauseEndsWithTheStaleValueThoughItsCallHadToWait(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.TTL, p.Stale, p.ErrorPause = time.Second, 10*time.Second, 5*time.Second
+		}))[0]
+		must(w, g.Set(context.Background(), "k", "set"))
+		time.Sleep(2 * time.Second)
+		o := &manyOrigin{answer: func(_ context.Context, keys []string) (map[string]string, error) {
+			if slices.Contains(keys, "k") {
+				return nil, errors.New("down")
+			}
+			time.Sleep(8 * time.Second)
+			return valuesOf(keys), nil
+		}}
+		equal(w, getMany(w, g, []string{"k", "slow"}, o.fetch), map[string]string{"k": "set", "slow": "v of slow"})
+		time.Sleep(time.Second) // it has been refreshed in vain, and is gone
+		o.called(w, 2)
+		if v := get(w, g, "k", (&origin{}).fetch); v != "v1" {
 			w.Errorf("when there was none: %q", v)
 		}
 	})
