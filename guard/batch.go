@@ -42,7 +42,6 @@ type member struct {
 	answered bool // the flight has its outcome
 
 	part    *part
-	won     atomic.Bool // it has a lease and a part, or without Redis a turn
 	dropped atomic.Bool // its part needn't fetch it any more
 }
 

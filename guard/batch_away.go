@@ -42,7 +42,7 @@ func (b *batch) fetchUnguarded(open []*member) {
 	}
 	defer leave()
 	for _, m := range open {
-		m.won.Store(true)
+		m.f.won.Store(true)
 		m.observe(Event{Kind: cache.Unguarded, Key: m.call.key, Err: m.err})
 	}
 	b.fetchHere(open, UnguardedFetch)

@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -56,6 +57,27 @@ func TestPartsOfABatchThatWaitForTheirBudgetAreNotLate(t *testing.T) {
 				prepare(w)
 				keys := keysFrom(0, 5)
 				equal(w, getMany(w, g, keys, (&manyOrigin{takes: 100 * time.Millisecond}).fetch), valuesOf(keys))
+			})
+		})
+	}
+}
+
+// Nor is a call for one key late that waits for the budget of its own fetch.
+func TestWhoWaitsForTheBudgetOfItsOwnFetchIsNotLate(t *testing.T) {
+	for name, prepare := range map[string]func(w *world){
+		"under a lease, and of what is too large": func(*world) {},
+		"without Redis": func(w *world) { must(w, w.server.Stop()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRedis(t, func(w *world) {
+				g := w.fleet(1, policy(func(p *guard.Policy) {
+					p.Budget, p.MaxBudgetWait, p.WaitTimeout, p.MaxBytes = tardy(2*time.Second), 2*time.Second, time.Second, 100
+				}))[0]
+				prepare(w)
+				for range 2 {
+					large := &origin{answer: func(context.Context, int) (string, error) { return strings.Repeat("x", 1000), nil }}
+					get(w, g, "k", large.fetch)
+				}
 			})
 		})
 	}

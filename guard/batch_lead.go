@@ -28,7 +28,7 @@ func (b *batch) lead(won []*member) {
 			ev.Kind = cache.LeaseTakenOver
 		}
 		b.observe(ev)
-		m.won.Store(true)
+		m.f.won.Store(true)
 		m.tell(step{part: m.part})
 	}
 	for i, p := range parts {

@@ -276,8 +276,8 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 				return o
 			}
 		case <-waited.over():
-			if first && s.fs.leading(f) {
-				waited.stop() // it waits for its own fetch, which has a bound of its own
+			if first && e.ownFetch(s.fs, f) {
+				waited.stop()
 				continue
 			}
 			return e.waitedTooLong(s.key)

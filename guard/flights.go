@@ -34,6 +34,7 @@ type flight struct {
 	began      time.Time
 	first      uint64      // number of the caller who started it
 	waiting    atomic.Bool // for another process
+	won        atomic.Bool // it has a lease, or without Redis a turn: it is to fetch, and may have to wait for its budget
 	lent       atomic.Pointer[lentRead]
 
 	// Guarded by flights.mu.
@@ -166,6 +167,10 @@ func (fs *flights) fetching(f *flight, tick func() uint64) uint64 {
 	f.before, f.after = f.before+f.after, 0
 	return f.fetchMoment
 }
+
+// ownFetch reports whether the first caller of a flight waits for its own fetch, which
+// has a bound of its own, or is about to.
+func (e *engine) ownFetch(fs *flights, f *flight) bool { return fs == &e.locals || f.won.Load() }
 
 // leading reports whether the flight is running a fetch.
 func (fs *flights) leading(f *flight) bool {

@@ -125,7 +125,8 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 				return o
 			}
 		}
-		overdue := m.waitOver && !m.ownFetch(fs, w)
+		own := w.m != nil && m.ownFetch(fs, w.f)
+		overdue := m.waitOver && !own
 		if overdue {
 			return m.waitedTooLong(w.key)
 		}
@@ -148,12 +149,6 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 			m.waitOver = true
 		}
 	}
-}
-
-// ownFetch reports whether the call waits for its own fetch, which has a bound of
-// its own, or is about to.
-func (m *many) ownFetch(fs *flights, w *wanted) bool {
-	return w.m != nil && (fs == &m.locals || w.m.won.Load() || fs.leading(w.f))
 }
 
 // unread are those that were not read.

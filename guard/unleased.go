@@ -22,6 +22,7 @@ func (p *pursuit) unguardedFetch(why error) *outcome {
 		return p.noTurn()
 	}
 	defer leave()
+	p.f.won.Store(true)
 	p.ctx = context.WithValue(p.ctx, slotKey{}, p.engine)
 	p.observe(Event{Kind: cache.Unguarded, Key: p.call.key, Err: why})
 	return p.fetchHere(UnguardedFetch)
