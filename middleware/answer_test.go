@@ -538,6 +538,23 @@ func TestWhatHasADigestIsNotCompressed(t *testing.T) {
 	}
 }
 
+// Who makes one as the body is written sends it in a trailer.
+func TestWhatHasADigestInATrailerIsNotCompressed(t *testing.T) {
+	body := strings.Repeat("text ", 1000)
+	s := open(t, middleware.Options{TTL: time.Minute, Compress: true}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Trailer", "Content-Digest")
+		fmt.Fprint(w, body)
+		w.Header().Set("Content-Digest", "sha-256=:AAAA:")
+	})
+	s.do("/")
+	s.stored("/", body)
+	g := s.do("/", "Accept-Encoding: gzip")
+	s.hit(g)
+	if s.is(g, 200, body); g.Header.Get("Content-Encoding") != "" || g.Trailer.Get("Content-Digest") == "" {
+		t.Errorf("%v, %v", g.Header, g.Trailer)
+	}
+}
+
 func TestVia(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Via: "edge"}, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Header.Get("Via"))

@@ -20,7 +20,7 @@ func compress(p *page) []byte {
 		return nil
 	}
 	for _, name := range digests {
-		if len(p.header[name]) > 0 {
+		if len(p.header[name])+len(p.trailer[name]) > 0 {
 			return nil
 		}
 	}
