@@ -73,7 +73,7 @@ func (b *batch) join(c call, num uint64, rd read) (f *flight, result <-chan sing
 		return f, result, nil
 	}
 	m.pursuit = b.pursuitOn(b.ctx, b.fs, c, rd)
-	m.f = f
+	m.begun(f)
 	b.members = append(b.members, m)
 	return f, result, m
 }

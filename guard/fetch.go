@@ -161,7 +161,9 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 		p.stamping = nil // what was deleted meanwhile would spoil the fetch
 	}
 	stamp, stampErr := p.stamp()
-	p.recheck()
+	if p.call.telling {
+		p.recheck()
+	}
 	f := p.newFill()
 	f.attempt, f.token = lease.Attempt, lease.Token
 	f.cost, f.expense = paid.cost, paid.expense
@@ -170,6 +172,9 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	lost := func() <-chan struct{} { return p.fs.supersede(p.call.key, p.f) }
 	r := p.runFetch(callers.With(p.ctx, p), p.call, f, lease, lost, nil)
 	r.stamp, r.stampErr = stamp, stampErr
+	if !p.call.telling {
+		p.withStale(r)
+	}
 	return p.giveBack(p.ending(lease, start, r))
 }
 
@@ -292,6 +297,7 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 // unless it is private from now on.
 func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
 	f := &r.fill
+	start = min(start, p.knownMoment) // who came later may have come after a Delete of what was known
 	if f.staleReading == nil {
 		return p.fail(lease, start, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
 	}

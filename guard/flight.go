@@ -36,15 +36,16 @@ type pursuit struct {
 	known      *cache.Reading // the last entry seen; nil: none
 	knownAt    time.Time      // when that was
 
-	ask        cache.Ask
-	moment     uint64 // when the last acquire, or read, was sent
-	sent       time.Time
-	heldMoment uint64 // when the acquire was sent that was last answered "held"
-	unseen     uint64 // when the last command was sent that didn't show what is stored now
-	unwatched  time.Time
-	suspicious bool // the last answer was "quarantined"
-	asked      bool // for the lease, once at least
-	stamping   *stamping
+	ask         cache.Ask
+	moment      uint64 // when the last acquire, or read, was sent
+	sent        time.Time
+	knownMoment uint64 // when the command was sent that showed what is known
+	heldMoment  uint64 // when the acquire was sent that was last answered "held"
+	unseen      uint64 // when the last command was sent that didn't show what is stored now
+	unwatched   time.Time
+	suspicious  bool // the last answer was "quarantined"
+	asked       bool // for the lease, once at least
+	stamping    *stamping
 
 	watch     *cache.Watch
 	waitSince time.Time
@@ -54,9 +55,14 @@ type pursuit struct {
 // newPursuit is the pursuit of a flight, on a context of its own.
 func (e *engine) newPursuit(fs *flights, f *flight, c call, rd read) *pursuit {
 	p := e.pursuitOn(e.flightContext(fs, c.ctx), fs, c, rd)
-	p.f = f
-	p.unseen = f.first + 1 // its first caller read later
+	p.begun(f)
 	return p
+}
+
+// begun sets a pursuit on its flight, whose first caller has read what is known.
+func (p *pursuit) begun(f *flight) {
+	p.f = f
+	p.knownMoment, p.unseen = f.first+1, f.first+1 // nobody else may have what was read, and that was later
 }
 
 // A flightContext ends with the guard, and has the values of the flight's first
@@ -259,7 +265,7 @@ func (p *pursuit) answered(a *cache.Answer) *outcome {
 // stored judges an entry that came up meanwhile, or that nobody had read. One that
 // can't be served is asked over.
 func (p *pursuit) stored(r *cache.Reading) *outcome {
-	p.known, p.knownAt = r, p.sent
+	p.known, p.knownAt, p.knownMoment = r, p.sent, p.moment
 	p.ask.Seen = r.Seen
 	o := p.judge(read{reading: r, at: p.sent}, p.call)
 	if o.then == fetch {

@@ -281,9 +281,9 @@ func (o *outcome) late() bool { return o.own && errors.Is(o.err, ErrWaitTimeout)
 
 // call is one caller's request.
 type call struct {
-	ctx   context.Context
-	key   string // the user's
-	force bool   // fetch even if what is stored is fresh
-	tags  bool   // the fetch may name tags
-	fetch func(context.Context, *fill) (any, error)
+	ctx     context.Context
+	key     string // the user's
+	force   bool   // fetch even if what is stored is fresh
+	telling bool   // the fetch is told the last value, and may name tags
+	fetch   func(context.Context, *fill) (any, error)
 }

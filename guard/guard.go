@@ -144,7 +144,7 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 		age := n.entry.Age + time.Since(n.at)
 		return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
 	}
-	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, tags: true, fetch: telling(fetch)}))
+	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, telling: true, fetch: telling(fetch)}))
 }
 
 // telling is a fetch for the engine that is told more and may say more.
@@ -175,7 +175,7 @@ func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) 
 
 // Reload is to Refresh what Load is to Get.
 func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, force: true, tags: true, fetch: telling(fetch)}))
+	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, force: true, telling: true, fetch: telling(fetch)}))
 }
 
 // Peek returns what is stored, fresh or stale, and never fetches. Errors:

@@ -105,7 +105,7 @@ type stamping struct {
 // mayCarryTags reports whether what the flight fetches may carry tags: what is
 // sure not to needs no stamp.
 func (p *pursuit) mayCarryTags() bool {
-	return len(p.policy.Tags) > 0 || p.tagsOf != nil || p.call.tags || p.known != nil && len(p.known.Entry.Tags) > 0
+	return len(p.policy.Tags) > 0 || p.tagsOf != nil || p.call.telling || p.known != nil && len(p.known.Entry.Tags) > 0
 }
 
 // beginStamp reads the clock beside the first acquire. Later ones are of flights
@@ -139,15 +139,16 @@ func (p *pursuit) stamp() (cache.Stamp, error) {
 	return p.stamping.stamp, p.stamping.err
 }
 
-// recheck reads the last value anew if it carries tags: one may have been deleted
-// since, and neither would the lease tell nor may the fetch be given it. As the
-// stamp is older than this, what is deleted later is found out by the fill. So it
-// does if the flight has waited: the value may have been deleted itself meanwhile.
+// recheck reads the last value anew: it may have been deleted since it was read, and
+// neither would the lease tell, which was granted later, nor may the fetch be given
+// it. As lease and stamp are older than this, what is deleted later, by its key or by
+// a tag, is found out by the fill.
 func (p *pursuit) recheck() {
-	if p.known == nil || len(p.known.Entry.Tags) == 0 && (p.watch == nil || !p.known.Found) {
+	if p.known == nil || !p.known.Found {
 		return
 	}
 	at := time.Now()
+	p.knownMoment = p.tick()
 	r, err := p.store.Read(p.ctx, p.storeKey(p.call.key))
 	if err != nil {
 		r = nil

@@ -88,7 +88,7 @@ func (p *pursuit) fetchedHere(r *fetched, f *fill, start uint64, source Source) 
 	}
 	o := &outcome{value: r.value, err: r.err, source: source, moment: start}
 	if errors.Is(r.err, ErrNotModified) && f.stale != nil {
-		o.value, o.err = f.stale, nil
+		o.value, o.err, o.moment = f.stale, nil, min(start, p.knownMoment) // see renew
 	}
 	// A failure is nobody's secret, and each sharer would repeat it.
 	o.private = r.fill.private && (o.err == nil || errors.Is(o.err, ErrNotFound))

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -618,6 +619,122 @@ func TestDeletedValueIsNotRenewedByWhoHasWaited(t *testing.T) {
 		}
 		if v := <-before; v != "new" {
 			w.Errorf("who waits for the fetch that began after the Delete: %q", v)
+		}
+	})
+}
+
+// A raced store calls functions of the test before it passes on an ask for a lease,
+// which their error is the answer to, and after it has read.
+type raced struct {
+	cache.Store
+	acquire func() error
+	read    func()
+}
+
+func (s *raced) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
+	if err := s.acquire(); err != nil {
+		return cache.Answer{}, err
+	}
+	return s.Store.Acquire(ctx, key, ask)
+}
+
+func (s *raced) Read(ctx context.Context, key string) (*cache.Reading, error) {
+	r, err := s.Store.Read(ctx, key)
+	s.read()
+	return r, err
+}
+
+// Nor may one bring it back that was granted the lease after the Delete, of which no
+// lease tells then; nor is it handed to who came after the Delete.
+func TestDeletedValueIsNotRenewedWheneverItWasRead(t *testing.T) {
+	stale := policy(func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, time.Hour })
+	refreshed := policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Hour })
+	for _, c := range []struct {
+		name    string
+		p       guard.Policy
+		reads   int32 // so many before the Delete; 0: the first ask for a lease comes after it
+		away    error // what that ask is answered
+		renewed bool  // who came before the Delete may have the old value
+	}{
+		{name: "deleted before the grant", p: stale},
+		{name: "deleted before the grant of a refresh", p: refreshed, renewed: true},
+		{name: "deleted when it was read for the last time", p: stale, reads: 2, renewed: true},
+		{name: "deleted, and Redis is away then", p: stale, away: cache.ErrUnavailable, renewed: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				ctx := w.Context()
+				other := w.fleet(1, c.p)[0]
+				s := &raced{Store: w.open()}
+				g := w.guard(s, c.p)
+				time.Sleep(time.Second)
+				load := func() string {
+					r, err := g.Load(ctx, "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+						if f.Stale != nil {
+							return "", guard.ErrNotModified
+						}
+						return "new", nil
+					})
+					if err != nil {
+						w.Error(err)
+					}
+					return r.Value
+				}
+				var reads, asks atomic.Int32
+				after := make(chan string, 1)
+				race := func() {
+					must(w, other.Delete(ctx, "k"))
+					go func() { after <- load() }()
+					time.Sleep(time.Millisecond)
+				}
+				s.read = func() {
+					if reads.Add(1) == c.reads {
+						race()
+					}
+				}
+				s.acquire = func() error {
+					if asks.Add(1) > 1 {
+						return nil
+					}
+					if c.reads == 0 {
+						race()
+					}
+					return c.away
+				}
+				must(w, other.Set(ctx, "k", "old"))
+				time.Sleep(2 * time.Second)
+				if v := load(); v != "new" && !c.renewed {
+					w.Errorf("who came first: %q", v)
+				}
+				if v := <-after; v != "new" {
+					w.Errorf("who came after the Delete: %q", v)
+				}
+				time.Sleep(100 * time.Millisecond) // until a refresh is over
+				if v := get(w, other, "k", (&origin{}).fetch); v != "new" {
+					w.Errorf("stored after the Delete: %q", v)
+				}
+			})
+		})
+	}
+}
+
+// A Get's fetch isn't told of the stale value, and may find it good all the same.
+func TestDeletedValueIsNotRenewedByAGet(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		p := policy(func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, time.Hour })
+		s := &raced{Store: w.open(), read: func() {}, acquire: func() error { return nil }}
+		g, other := w.guard(s, p), w.fleet(1, p)[0]
+		good := func(context.Context) (string, error) { return "", guard.ErrNotModified }
+		must(w, other.Set(w.Context(), "k", "old"))
+		time.Sleep(2 * time.Second)
+		if v := get(w, g, "k", good); v != "old" {
+			w.Errorf("renewed: %q", v)
+		}
+		time.Sleep(2 * time.Second)
+		s.acquire = func() error { return other.Delete(w.Context(), "k") }
+		_, _ = g.Get(w.Context(), "k", good)
+		if v := get(w, other, "k", (&origin{}).fetch); v != "v1" {
+			w.Errorf("after the Delete: %q", v)
 		}
 	})
 }
