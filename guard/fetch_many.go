@@ -20,57 +20,71 @@ func (fetch manyFetch) one(key string) func(context.Context, *fill) (any, error)
 	return func(ctx context.Context, _ *fill) (any, error) {
 		got, err := fetch(ctx, []string{key})
 		value, ok := got(key)
-		return resultOf(key, value, ok, err, partOf(err))
+		return resultOf(key, value, ok, failureOf(err))
 	}
 }
 
-// partOf is the error for some keys only that err wraps, or nil. Of several, as a fetch
-// of two upstreams may have joined, it is all.
-func partOf(err error) *BatchError {
+// A manyFailure is what a fetch's error says of its keys.
+type manyFailure struct {
+	of    map[string]error // named by a BatchError
+	whole error            // of those that nobody names
+}
+
+// failureOf takes an error apart that wraps BatchErrors, several of them maybe, as a
+// fetch of two upstreams may have joined. What they were joined with is the error of
+// the keys that they don't name.
+func failureOf(err error) manyFailure {
 	part, _ := errors.AsType[*BatchError](err)
 	if part == nil {
-		return nil
+		return manyFailure{whole: err}
 	}
 	all := map[string]error{}
-	addParts(all, err)
-	if len(all) == 0 { // it names none, or is found by a method of its own
-		return part
+	whole, found := takeApart(all, err)
+	if !found { // by a method of its own
+		return manyFailure{of: part.Errs}
 	}
-	return &BatchError{Errs: all}
+	return manyFailure{of: all, whole: errors.Join(whole...)}
 }
 
-// addParts adds the errors of keys that err wraps; of one key's the first counts.
-func addParts(all map[string]error, err error) {
+// takeApart adds the errors of keys that err wraps; of one key's the first counts. It
+// returns the errors that BatchErrors were joined with, and whether there are any of
+// those.
+func takeApart(all map[string]error, err error) (others []error, found bool) {
 	switch e := err.(type) {
 	case nil:
+		return nil, false
 	case *BatchError:
 		if e == nil {
-			return
+			return nil, false
 		}
 		for key, why := range e.Errs {
 			if all[key] == nil {
 				all[key] = why
 			}
 		}
+		return nil, true
 	case interface{ Unwrap() []error }:
 		for _, joined := range e.Unwrap() {
-			addParts(all, joined)
+			rest, one := takeApart(all, joined)
+			if !one {
+				rest = []error{joined}
+			}
+			others, found = append(others, rest...), found || one
 		}
-	default:
-		addParts(all, errors.Unwrap(err))
+		return others, found
 	}
+	return takeApart(all, errors.Unwrap(err))
 }
 
 // resultOf is what a fetch's answer says of one key.
-func resultOf(key string, value any, ok bool, err error, part *BatchError) (any, error) {
-	if part != nil && part.Errs[key] != nil {
-		return nil, part.Errs[key]
-	}
-	switch {
+func resultOf(key string, value any, ok bool, failed manyFailure) (any, error) {
+	switch err := failed.of[key]; {
+	case err != nil:
+		return nil, err
 	case ok:
 		return value, nil
-	case err != nil && part == nil:
-		return nil, err
+	case failed.whole != nil:
+		return nil, failed.whole
 	}
 	return nil, ErrNotFound
 }
@@ -149,11 +163,11 @@ func (e *engine) callFetchMany(ctx context.Context, fetch manyFetch, names []str
 		}
 	}()
 	got, err := fetch(ctx, slices.Clone(names))
-	part := partOf(err)
+	failed := failureOf(err)
 	for i, key := range names {
 		value, ok := got(key)
 		r := &rs[i]
-		if r.value, r.err = resultOf(key, value, ok, err, part); r.err != nil {
+		if r.value, r.err = resultOf(key, value, ok, failed); r.err != nil {
 			_ = r.err.Error() // see callFetch
 			continue
 		}

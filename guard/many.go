@@ -24,8 +24,9 @@ import (
 // others.
 //
 // The fetch fails for some of its keys by returning a [*BatchError], or an error
-// that wraps one, with its map; the others live. Any other error is that of all
-// keys that are not in its map. It is called from several goroutines at once
+// that wraps one or several, with its map; the others live. Any other error, also one
+// that is joined with a BatchError (errors.Join, or a second %w), is that of all keys
+// that are not in its map nor named. It is called from several goroutines at once
 // where some keys can be fetched under a lease and others can't, and for one key
 // where that key's fetch in another process has died. Its context is as of
 // [FetchFunc].

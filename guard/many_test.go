@@ -289,6 +289,37 @@ func TestKeysOfEachJoinedBatchErrorFail(t *testing.T) {
 	})
 }
 
+// What one upstream failed to say is no answer, though another says which keys it lacks.
+func TestErrorJoinedWithABatchErrorIsThatOfTheKeysItDoesNotName(t *testing.T) {
+	down, gone := errors.New("down"), errors.New("gone")
+	named := &guard.BatchError{Errs: map[string]error{"a": gone, "b": guard.ErrNotFound}}
+	for name, err := range map[string]error{
+		"joined":         fmt.Errorf("two shards: %w", errors.Join(named, down)),
+		"before it":      errors.Join(down, fmt.Errorf("the first: %w", named)),
+		"two verbs":      fmt.Errorf("%w, and then %w", named, down),
+		"with an empty":  errors.Join(named, &guard.BatchError{}, down),
+		"joined of them": errors.Join(errors.Join(named, down), named),
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				g := w.fleet(1, policy())[0]
+				keys := []string{"a", "b", "c", "d"}
+				m, err := g.GetMany(w.Context(), keys, func(context.Context, []string) (map[string]string, error) {
+					return valuesOf([]string{"c"}), err
+				})
+				equal(w, m, valuesOf([]string{"c"}))
+				var batch *guard.BatchError
+				if !errors.As(err, &batch) || len(batch.Errs) != 2 || !errors.Is(batch.Errs["a"], gone) || !errors.Is(batch.Errs["d"], down) || errors.Is(batch.Errs["d"], gone) {
+					w.Errorf("%v", err)
+				}
+				if v := get(w, g, "d", (&origin{}).fetch); v != "v1" {
+					w.Errorf("the next caller got %q", v)
+				}
+			})
+		})
+	}
+}
+
 func TestBatchErrorNamesAFewKeys(t *testing.T) {
 	errs := map[string]error{}
 	for i := range 10 {
