@@ -43,6 +43,9 @@ func (e *BatchError) Error() string {
 
 // Unwrap returns the keys' errors, in the order of the keys.
 func (e *BatchError) Unwrap() []error {
+	if e == nil { // what wraps one may be asked
+		return nil
+	}
 	errs := make([]error, 0, len(e.Errs))
 	for _, key := range slices.Sorted(maps.Keys(e.Errs)) {
 		if err := e.Errs[key]; err != nil {

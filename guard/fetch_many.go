@@ -166,17 +166,28 @@ func (e *engine) callFetchMany(ctx context.Context, fetch manyFetch, names []str
 	failed := failureOf(err)
 	for i, key := range names {
 		value, ok := got(key)
-		r := &rs[i]
-		if r.value, r.err = resultOf(key, value, ok, failed); r.err != nil {
-			_ = r.err.Error() // see callFetch
-			continue
-		}
-		r.fill.tags = slices.Concat(e.policy.Tags, e.tagsOfValue(key, r.value))
-		if r.err = checkTags(r.fill.tags); r.err != nil {
-			r.err = fmt.Errorf("guard: Policy.TagsOf: %w", r.err)
-			continue
-		}
-		r.entry, r.err = e.pack(r.value)
+		rs[i] = e.fetchedOf(key, value, ok, failed)
 	}
 	returned = true
+}
+
+// fetchedOf is what a fetch came to for one key. If TagsOf panics, or a method of the
+// key's error, the others live.
+func (e *engine) fetchedOf(key string, value any, ok bool, failed manyFailure) (r fetched) {
+	defer func() {
+		if p := recover(); p != nil {
+			r = fetched{err: &PanicError{Value: p, Stack: debug.Stack()}}
+		}
+	}()
+	if r.value, r.err = resultOf(key, value, ok, failed); r.err != nil {
+		_ = r.err.Error() // see callFetch
+		return r
+	}
+	r.fill.tags = slices.Concat(e.policy.Tags, e.tagsOfValue(key, r.value))
+	if r.err = checkTags(r.fill.tags); r.err != nil {
+		r.err = fmt.Errorf("guard: Policy.TagsOf: %w", r.err)
+		return r
+	}
+	r.entry, r.err = e.pack(r.value)
+	return r
 }

@@ -320,6 +320,55 @@ func TestErrorJoinedWithABatchErrorIsThatOfTheKeysItDoesNotName(t *testing.T) {
 	}
 }
 
+// panicking is an error that can't say what it is.
+type panicking struct{}
+
+func (panicking) Error() string { panic("no text") }
+
+// What panics over one key, or a typed nil among the errors, costs only the keys that it
+// is about.
+func TestPanicOverOneKeyLosesNoOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		tagsOf any
+		got    map[string]string
+		err    error
+	}{
+		"TagsOf": {
+			tagsOf: func(key, _ string) []string {
+				if key == "b" {
+					panic("no tags")
+				}
+				return nil
+			},
+			got: valuesOf([]string{"a", "b"}),
+		},
+		"its error":         {got: valuesOf([]string{"a"}), err: &guard.BatchError{Errs: map[string]error{"b": panicking{}}}},
+		"their error":       {got: valuesOf([]string{"a"}), err: panicking{}},
+		"typed nil":         {got: valuesOf([]string{"a"}), err: (*guard.BatchError)(nil)},
+		"wrapped typed nil": {got: valuesOf([]string{"a"}), err: fmt.Errorf("wrapped: %w", (*guard.BatchError)(nil))},
+		"joined typed nil":  {got: valuesOf([]string{"a"}), err: errors.Join(&guard.BatchError{}, (*guard.BatchError)(nil))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = c.tagsOf }))[0]
+				m, err := g.GetMany(w.Context(), []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) { return c.got, c.err })
+				equal(w, m, valuesOf([]string{"a"}))
+				var batch *guard.BatchError
+				if !errors.As(err, &batch) || len(batch.Errs) != 1 || batch.Errs["b"] == nil {
+					w.Errorf("%v", err)
+				}
+				var panicked *guard.PanicError
+				if name != "wrapped typed nil" && !errors.As(err, &panicked) {
+					w.Errorf("%v", err)
+				}
+				if v := get(w, g, "a", never); v != "v of a" {
+					w.Errorf("%q is stored", v)
+				}
+			})
+		})
+	}
+}
+
 func TestBatchErrorNamesAFewKeys(t *testing.T) {
 	errs := map[string]error{}
 	for i := range 10 {
