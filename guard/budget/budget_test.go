@@ -768,6 +768,30 @@ func TestCostsAreMadeSane(t *testing.T) {
 	})
 }
 
+// Who has stood in line in vain is told a time, however long it is.
+func TestTimeThatIsToldToWhoStoodInLineDoesNotOverflow(t *testing.T) {
+	yearly := budget.Limit{Rate: 1, Per: 366 * 24 * time.Hour}
+	inBubble(t, 1, yearly, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := all[0].Pause(ctx, 30*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = all[0].Spend(ctx, guard.Spending{Cost: 1, MaxWait: time.Hour})
+		}()
+		time.Sleep(time.Minute)
+		_, err := all[0].Spend(ctx, guard.Spending{Cost: math.MaxInt32, MaxWait: time.Second})
+		var exhausted *budget.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.RetryAfter < 366*24*time.Hour {
+			t.Errorf("%v", err)
+		}
+		cancel()
+		<-done
+	})
+}
+
 // What leaks between two looks may be little: it isn't rounded away.
 func TestSlowRatesLeakHoweverOftenTheyAreLookedAt(t *testing.T) {
 	inBubble(t, 1, budget.Limit{Rate: 1, Per: 24 * time.Hour}, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {

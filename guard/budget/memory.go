@@ -61,7 +61,7 @@ func (b *Budget) nextSlot(s guard.Spending) time.Duration {
 	if v, ok := b.recall(s); ok {
 		return v.wait
 	}
-	return time.Duration(float64(max(s.Cost, 1)) / b.limit.rate() * float64(time.Microsecond))
+	return micros(int64(min(float64(max(s.Cost, 1))/b.limit.rate(), 1e15))) // as lua/state.lua bounds it
 }
 
 // Exhausted reports whether a call of that priority was refused here so lately
