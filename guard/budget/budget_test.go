@@ -447,6 +447,56 @@ func TestUpstreamsWordIsHeeded(t *testing.T) {
 	})
 }
 
+// With Redis away the upstream's word counts all the same, for this process's share.
+func TestUpstreamsWordIsHeededWhileRedisIsAway(t *testing.T) {
+	inBubble(t, 1, perSecond(1000, 100), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		b := all[0]
+		s.SetError("LOADING")
+		defer s.SetError("")
+		heed := func(a budget.Advice) {
+			if err := b.Heed(t.Context(), a); err == nil {
+				t.Fatal("told a Redis that is away")
+			}
+		}
+		count := func(d time.Duration) (n int) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				if spend(b, guard.Critical) {
+					n++
+				}
+			}
+			return n
+		}
+		heed(budget.Advice{Remaining: 3, Reset: 20 * time.Second})
+		time.Sleep(time.Second)
+		if got := b.Remaining(); got != 3 {
+			t.Errorf("%d remain, want 3", got)
+		}
+		heed(budget.Advice{Remaining: 9, Reset: 19 * time.Second}) // an answer out of order
+		if n := count(10 * time.Second); n != 3 {
+			t.Errorf("%d were granted, want 3", n)
+		}
+		time.Sleep(10 * time.Second)
+		if n := count(time.Second); n < 90 {
+			t.Errorf("%d were granted when that was over", n)
+		}
+		heed(budget.Advice{Remaining: 0, Reset: 20 * time.Second})
+		if n := count(time.Second); n != 0 {
+			t.Errorf("%d were granted, want none", n)
+		}
+		if err := b.Resume(t.Context()); err == nil {
+			t.Fatal("told a Redis that is away")
+		}
+		if n := count(time.Second); n < 90 {
+			t.Errorf("%d were granted when that was forgotten", n)
+		}
+		time.Sleep(time.Second)
+		heed(budget.Advice{Remaining: 5}) // a bucket that leaks
+		if got := b.Remaining(); got != 5 {
+			t.Errorf("%d remain, want 5", got)
+		}
+	})
+}
+
 // What the upstream says is left may have a call in it before that is settled: then
 // its refund is none of what is left. What was counted since is given back.
 func TestRefundIsNeverAboveTheUpstreamsWord(t *testing.T) {

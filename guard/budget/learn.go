@@ -14,7 +14,7 @@ import (
 // has understood; for most responses that is nothing, and Redis isn't asked.
 //
 // Errors: of Redis, which is away then; this process heeds the advice all the
-// same.
+// same, for its share of what is left.
 func (b *Budget) Learn(ctx context.Context, status int, header http.Header) (Advice, error) {
 	a := Advise(status, header, time.Now())
 	return a, b.Heed(ctx, a)
@@ -48,7 +48,7 @@ func (b *Budget) Resume(ctx context.Context) error {
 	defer b.forget()
 	b.mu.Lock()
 	b.unsaid = time.Time{}
-	b.local.pause(time.Now(), 0)
+	b.local.unlearn()
 	b.mu.Unlock()
 	return b.tell(ctx, -1, -1, 0)
 }
@@ -64,6 +64,9 @@ func (b *Budget) learn(ctx context.Context, pause time.Duration, remaining int, 
 	err := b.tell(ctx, pause.Microseconds(), remaining, reset.Microseconds())
 	if err != nil && still > 0 {
 		b.pauseHere(time.Now(), still)
+	}
+	if err != nil && remaining >= 0 {
+		b.local.learn(time.Now(), remaining, reset)
 	}
 	return err
 }

@@ -19,7 +19,9 @@ type share struct {
 	level  float64
 	at     time.Time
 	paused time.Time // nothing before
-	calls  int       // under way
+	left   float64   // no more before reset, by the upstream's word
+	reset  time.Time
+	calls  int // under way
 	spent  int64
 }
 
@@ -48,6 +50,36 @@ func (s *share) pause(now time.Time, d time.Duration) {
 	s.paused = now.Add(d)
 }
 
+// learn is lua/learn.lua, but for pauses: this process's part of what the upstream
+// has left.
+func (s *share) learn(now time.Time, remaining int, reset time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if reset <= 0 {
+		at := now
+		if s.at.After(at) {
+			at = s.at
+		}
+		s.level, s.at = max(s.leaked(at), s.part(float64(s.limit.Burst-remaining))), at
+		return
+	}
+	left, ends := s.part(float64(remaining)), now.Add(reset)
+	const same = 1500 * time.Millisecond
+	switch d := ends.Sub(s.reset); {
+	case s.reset.After(now) && d.Abs() <= same:
+		s.left = min(s.left, left)
+	case !s.reset.After(now) || d > 0 || left < s.left:
+		s.left, s.reset = left, ends
+	}
+}
+
+// unlearn forgets what the upstream said.
+func (s *share) unlearn() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.paused, s.reset = time.Time{}, time.Time{}
+}
+
 // part is this process's of the whole.
 func (s *share) part(whole float64) float64 { return whole / float64(s.among) }
 
@@ -61,6 +93,9 @@ func (s *share) take(now time.Time, c guard.Spending, early time.Duration, held 
 	}
 	if s.at.After(from) {
 		from = s.at
+	}
+	if s.reset.After(from) && s.left < float64(c.Cost) {
+		from = s.reset
 	}
 	level := s.leaked(from)
 	rate := s.part(s.limit.rate())
@@ -80,6 +115,7 @@ func (s *share) take(now time.Time, c guard.Spending, early time.Duration, held 
 		return slotPoll, false
 	}
 	s.at, s.level = from, level+float64(c.Cost)
+	s.left -= float64(c.Cost)
 	s.calls++
 	s.spent += int64(c.Cost)
 	return wait, true
@@ -90,6 +126,7 @@ func (s *share) settle(diff int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.level = max(0, s.level+float64(diff))
+	s.left -= max(0, float64(diff)) // a refund may be in the upstream's word already
 	s.spent += int64(diff)
 }
 
@@ -112,7 +149,11 @@ func (s *share) state(now time.Time) (remaining int, paused time.Duration) {
 	if s.at.After(now) {
 		now = s.at
 	}
-	return int(max(0, s.part(float64(s.limit.Burst))-s.leaked(now))), max(0, s.paused.Sub(now))
+	most := s.part(float64(s.limit.Burst)) - s.leaked(now)
+	if s.reset.After(now) {
+		most = min(most, s.left)
+	}
+	return int(max(0, most)), max(0, s.paused.Sub(now))
 }
 
 // outstanding is what has to be told to Redis of what was spent here, once: all
