@@ -324,7 +324,7 @@ func TestBreakerStaysClosedWithoutReplicas(t *testing.T) {
 func TestPipelinesThatAreTurnedAwayOpenTheBreaker(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	c := &changes{}
-	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", Observer: c})
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", RedisTimeout: 5 * time.Second, Observer: c})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -352,7 +352,7 @@ func TestPipelinesThatAreTurnedAwayOpenTheBreaker(t *testing.T) {
 func TestClosedStoreSaysSoWhileRedisIsAway(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	c := &changes{}
-	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", Observer: c})
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", RedisTimeout: 5 * time.Second, Observer: c})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -381,7 +381,7 @@ func TestClosedStoreSaysSoWhileRedisIsAway(t *testing.T) {
 func TestSlotOnTheMoveHoldsUpNoOther(t *testing.T) {
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	ctx, c := t.Context(), &changes{}
-	s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: "test", RedisTimeout: time.Second, Observer: c})
+	s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: "test", RedisTimeout: 2 * time.Second, Observer: c})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,9 +94,10 @@ type Store interface {
 	Watch(key string) *Watch
 
 	// Follow calls forget for each Set, Delete and Expire of a key and for each tag
-	// of a DeleteTag and ExpireTag, by any process, as soon as it is heard of: from
-	// the store's own goroutines, so it must be quick, and must not call the store.
-	// The feed says whether all of them are heard of.
+	// of a DeleteTag and ExpireTag, by any process, as soon as it is heard of: once or
+	// more, from the store's own goroutines or in the call that makes the change, so it
+	// must be quick, and must not call the store. The feed says whether all of them are
+	// heard of.
 	Follow(forget func(Invalidation)) *Feed
 
 	// Close gives back the leases it holds and ends all its goroutines. Calls

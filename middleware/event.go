@@ -45,7 +45,7 @@ func (e *Event) set(st *rfc9111.Status) {
 type Stats struct {
 	Requests  uint64
 	Hits      uint64 // answered from what is stored
-	Stale     uint64 // of these, from what was stale
+	Stale     uint64 // answered from what was stale: hits, or forwarded where that stands in for an error
 	Forwarded uint64 // answered by a run of the handler that they started
 	Collapsed uint64 // answered by the run of another request
 	Bypassed  uint64 // not for the cache: the handler ran for them alone
