@@ -289,7 +289,7 @@ func TestBreakerStaysClosedWhileRedisIsSlow(t *testing.T) {
 // writes, and what is stored is there to be read.
 func TestBreakerStaysClosedWithoutReplicas(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
-	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test"})
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", RedisTimeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -451,7 +451,7 @@ func TestSlotThatNobodyServesHoldsUpNoOther(t *testing.T) {
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{Args: []string{"--cluster-require-full-coverage", "no"}})
 	ctx, c := t.Context(), &changes{}
 	var lost atomic.Int64
-	s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: "test", Observer: observing(func(e cache.Event) {
+	s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: "test", RedisTimeout: 5 * time.Second, Observer: observing(func(e cache.Event) {
 		c.Observe(e)
 		if e.Kind == cache.SubscriptionLost {
 			lost.Add(1)
