@@ -415,7 +415,14 @@ func TestSlotOnTheMoveHoldsUpNoOther(t *testing.T) {
 	if err := cluster.OpenSlot(ctx, slot, at, (at+1)%3); err != nil {
 		t.Fatal(err)
 	}
+	turnedAway := func() string { // how often, as the server says that the slot is on its way to
+		info := cluster.Masters()[(at+1)%3].Client().Info(ctx, "errorstats").Val()
+		_, count, _ := strings.Cut(info, "errorstat_TRYAGAIN:")
+		count, _, _ = strings.Cut(count, "\r\n")
+		return count
+	}
 	for round := range 3 {
+		before := turnedAway()
 		var moving sync.WaitGroup
 		for i := range 4 {
 			moving.Go(func() {
@@ -426,7 +433,7 @@ func TestSlotOnTheMoveHoldsUpNoOther(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(50 * time.Millisecond)
+		eventually(t, func() bool { return turnedAway() != before })
 		start := time.Now()
 		a, err := s.Acquire(ctx, fmt.Sprint(staying, "}", round), lasting())
 		if err != nil || a.Verdict != cache.Granted {

@@ -311,7 +311,8 @@ func (h *keeper) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	}
 }
 
-func TestReadsThatAHookKeepsBackFail(t *testing.T) {
+func openWithKeeper(t *testing.T) (*cache.Redis, *keeper) {
+	t.Helper()
 	client := redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client()
 	h := &keeper{}
 	client.AddHook(h)
@@ -320,6 +321,11 @@ func TestReadsThatAHookKeepsBackFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
+	return s, h
+}
+
+func TestReadsThatAHookKeepsBackFail(t *testing.T) {
+	s, h := openWithKeeper(t)
 	keys := []string{"a", "b", "c"}
 	for _, key := range keys {
 		if err := s.Set(t.Context(), key, entryOf("of "+key, time.Hour)); err != nil {
@@ -350,14 +356,7 @@ func TestReadsThatAHookKeepsBackFail(t *testing.T) {
 }
 
 func TestScriptsThatAHookKeepsBackFail(t *testing.T) {
-	client := redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client()
-	h := &keeper{}
-	client.AddHook(h)
-	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", BreakerFailures: 1000})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
+	s, h := openWithKeeper(t)
 	ctx := t.Context()
 	wantKept := func(what string, err error) {
 		t.Helper()
@@ -376,7 +375,7 @@ func TestScriptsThatAHookKeepsBackFail(t *testing.T) {
 		wantKept("tag", tagged(ctx, "t"))
 	}
 	h.spare.Store(0)
-	_, err = s.Stamp(ctx)
+	_, err := s.Stamp(ctx)
 	wantKept("stamp", err)
 	for _, r := range s.ReturnMany(ctx, returns) {
 		wantKept("fill", r.Err)

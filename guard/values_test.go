@@ -588,6 +588,22 @@ func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
 	})
 }
 
+// revalidated is what a Load returns whose fetch finds a stale value still good, and
+// has "new" where it is told of none.
+func revalidated(w *world, g *guard.Guard[string], key string) string {
+	w.Helper()
+	r, err := g.Load(w.Context(), key, func(_ context.Context, f *guard.Fill[string]) (string, error) {
+		if f.Stale != nil {
+			return "", guard.ErrNotModified
+		}
+		return "new", nil
+	})
+	if err != nil {
+		w.Error(err)
+	}
+	return r.Value
+}
+
 // A flight that has read the stale value and waits for another's fetch meanwhile must
 // not bring it back after a Delete, by way of a fetch that finds it good.
 func TestDeletedValueIsNotRenewedByWhoHasWaited(t *testing.T) {
@@ -598,18 +614,7 @@ func TestDeletedValueIsNotRenewedByWhoHasWaited(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		go func() { _, _ = fleet[0].Get(ctx, "k", (&origin{takes: time.Hour}).fetch) }()
 		time.Sleep(time.Second)
-		load := func() string {
-			r, err := fleet[1].Load(ctx, "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
-				if f.Stale != nil {
-					return "", guard.ErrNotModified
-				}
-				return "new", nil
-			})
-			if err != nil {
-				w.Error(err)
-			}
-			return r.Value
-		}
+		load := func() string { return revalidated(w, fleet[1], "k") }
 		before := make(chan string, 1)
 		go func() { before <- load() }()
 		time.Sleep(time.Second)
@@ -668,18 +673,7 @@ func TestDeletedValueIsNotRenewedWheneverItWasRead(t *testing.T) {
 				s := &raced{Store: w.open()}
 				g := w.guard(s, c.p)
 				time.Sleep(time.Second)
-				load := func() string {
-					r, err := g.Load(ctx, "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
-						if f.Stale != nil {
-							return "", guard.ErrNotModified
-						}
-						return "new", nil
-					})
-					if err != nil {
-						w.Error(err)
-					}
-					return r.Value
-				}
+				load := func() string { return revalidated(w, g, "k") }
 				var reads, asks atomic.Int32
 				after := make(chan string, 1)
 				race := func() {
