@@ -84,13 +84,13 @@ func QueuedOrders(s *Redis) int {
 }
 
 func queued[B laden](l *lane[B], size func(B) int) int {
-	var none B
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.next == none {
-		return 0
+	n := 0
+	for _, bt := range l.queue {
+		n += size(bt)
 	}
-	return size(l.next)
+	return n
 }
 
 // FailuresWhenSettled are those that the breaker has counted by the time that the
@@ -98,8 +98,8 @@ func queued[B laden](l *lane[B], size func(B) int) int {
 func FailuresWhenSettled(s *Redis, givenUp bool) int32 {
 	n := s.topo.all()[0]
 	bt := &failing{load: newLoad(), b: n.breaker, givenUp: givenUp}
-	l := &lane[*failing]{s: s, n: n, limit: 1, wake: make(chan struct{}, 1), open: func() *failing { return bt }}
-	l.join(func(*failing) {})
+	l := newLane(s, n, func() *failing { return bt }, func(*failing, int) bool { return false })
+	l.join(func(*failing) bool { return true })
 	<-bt.done
 	return bt.failures
 }
@@ -107,8 +107,10 @@ func FailuresWhenSettled(s *Redis, givenUp bool) int32 {
 // RingLate has an alarm notice the end of its batch's time that late, twice, and
 // returns how often it gave the batch more.
 func RingLate(s *Redis, late time.Duration) (extended int) {
-	l := &lane[*failing]{s: s, n: s.topo.all()[0]}
-	a := newSender(l).set(&failing{load: newLoad(), b: l.n.breaker}, l.n.breaker.sent())
+	bt := &failing{load: newLoad()}
+	l := &lane[*failing]{s: s, n: s.topo.all()[0], under: []*failing{bt}}
+	bt.b = l.n.breaker
+	a := newSender(l).set(bt, l.n.breaker.sent())
 	defer a.unhook()
 	for a.timer.Stop() {
 		a.mu.Lock()

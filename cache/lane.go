@@ -2,35 +2,46 @@ package cache
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// A lane sends what is asked of a node in batches, one after another: while one
-// is under way, what comes is collected, and goes together when it has ended. A
-// lone one goes at once. Databases call it group commit.
+// A lane sends what is asked of a node in batches: while some are under way, what
+// comes is collected, and goes together when one has ended. A lone one goes at
+// once. Databases call it group commit.
 type lane[B laden] struct {
-	s     *Redis
-	n     *node
-	limit int      // batches that may be under way at once, besides full ones
-	open  func() B // makes an empty batch
+	s    *Redis
+	n    *node
+	open func() B // makes an empty batch
+	// mayGo is asked with mu held whether a batch may be sent while so many are under
+	// way, or about to be taken by a sender. Where none is, any may.
+	mayGo func(bt B, busy int) bool
 	// hold, if there is one, is asked with mu held before the next batch is taken,
 	// which may be none, and answers whether to leave it for a missPause first.
 	hold func(next B) bool
 
-	mu      sync.Mutex
-	next    B // collecting, if there is one
-	senders int
-	parked  bool // a sender waits for wake
-	wake    chan struct{}
+	mu     sync.Mutex
+	queue  []B // collecting: all but the last take nothing new
+	under  []B // under way
+	coming int // senders that are about to take a batch
+	parked int // senders that wait for wake
+	wake   chan struct{}
+}
+
+// maxParked senders of a lane stay when there is nothing to be sent.
+const maxParked = 4
+
+func newLane[B laden](s *Redis, n *node, open func() B, mayGo func(B, int) bool) *lane[B] {
+	return &lane[B]{s: s, n: n, open: open, mayGo: mayGo, wake: make(chan struct{}, maxParked)}
 }
 
 // laden is a batch: a pointer to what embeds a load.
 type laden interface {
 	comparable
-	// full is asked with the lane's mu held: a full batch waits for no other.
+	// full is asked with the lane's mu held: nobody waits for others to join.
 	full() bool
 	// keys is what the batch's timeout goes by: see manyTimeout.
 	keys() int
@@ -64,25 +75,73 @@ func (l *load) settle(err error) {
 	close(l.done)
 }
 
-// join adds to the batch that collects, and sees to it that it will be sent. It
-// returns nil when the store has been closed.
-func (l *lane[B]) join(add func(B)) B {
+// join adds to a batch that collects, or to a new one, and sees to it that it will
+// be sent. add answers false if the batch doesn't take it. join returns nil when
+// the store has been closed.
+func (l *lane[B]) join(add func(B) bool) B {
 	var none B
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.next == none {
-		l.next = l.open()
-	}
-	bt := l.next
-	add(bt)
-	if l.senders < l.limit || bt.full() {
-		l.senders++
-		if l.parked {
-			l.parked = false
-			l.wake <- struct{}{}
-		} else if !l.s.spawnCall(newSender(l).run) {
-			return none
-		}
+	bt := l.collect(add)
+	if !l.start() {
+		return none
 	}
 	return bt
+}
+
+func (l *lane[B]) collect(add func(B) bool) B {
+	for _, bt := range l.queue {
+		if add(bt) {
+			return bt
+		}
+	}
+	bt := l.open()
+	add(bt)
+	l.queue = append(l.queue, bt)
+	return bt
+}
+
+// start sees to it that a sender comes for the first batch that none is coming for,
+// if that may go. It answers false if the store has been closed. mu is held.
+func (l *lane[B]) start() bool {
+	if l.coming >= len(l.queue) || !l.may(l.queue[l.coming]) {
+		return true
+	}
+	l.coming++
+	if l.parked > 0 {
+		l.parked--
+		l.wake <- struct{}{}
+		return true
+	}
+	return l.s.spawnCall(newSender(l).run)
+}
+
+func (l *lane[B]) may(bt B) bool {
+	busy := len(l.under) + l.coming
+	return busy == 0 || l.mayGo(bt, busy)
+}
+
+// next is the batch that is to be sent next, if there is one. mu is held.
+func (l *lane[B]) next() (bt B) {
+	if len(l.queue) > 0 {
+		bt = l.queue[0]
+	}
+	return bt
+}
+
+// take takes that out of the queue, if it may go. mu is held.
+func (l *lane[B]) take() (bt B) {
+	if len(l.queue) == 0 || !l.may(l.queue[0]) {
+		return bt
+	}
+	bt = l.queue[0]
+	l.queue = slices.Delete(l.queue, 0, 1)
+	l.under = append(l.under, bt)
+	return bt
+}
+
+// ended takes out a batch that isn't under way any more.
+func (l *lane[B]) ended(bt B) {
+	i := slices.Index(l.under, bt)
+	l.under = slices.Delete(l.under, i, i+1)
 }

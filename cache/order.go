@@ -42,10 +42,9 @@ const (
 )
 
 func newOrderLane(s *Redis, n *node) *lane[*orders] {
-	return &lane[*orders]{
-		s: s, n: n, limit: orderSenders, wake: make(chan struct{}, 1),
-		open: func() *orders { return &orders{load: newLoad(), s: s} },
-	}
+	return newLane(s, n,
+		func() *orders { return &orders{load: newLoad(), s: s} },
+		func(os *orders, busy int) bool { return busy < orderSenders || os.full() })
 }
 
 func (os *orders) full() bool    { return len(os.all) >= maxOrders || os.bytes >= maxOrderBytes }
@@ -131,7 +130,10 @@ func (s *Redis) order(ctx context.Context, op string, inv invocation, late func(
 		return nil, notSent, errBreakerOpen
 	}
 	away := n.breaker.away()
-	bt := n.orders.join(func(bt *orders) { bt.all, bt.bytes = append(bt.all, o), bt.bytes+size })
+	bt := n.orders.join(func(bt *orders) bool {
+		bt.all, bt.bytes = append(bt.all, o), bt.bytes+size
+		return true
+	})
 	if bt == nil {
 		return nil, notSent, ErrClosed
 	}

@@ -39,7 +39,9 @@ func (g *gate) shut(side *chan struct{}) (open func()) {
 	g.mu.Unlock()
 	return sync.OnceFunc(func() {
 		g.mu.Lock()
-		*side = nil
+		if *side == c { // it may have been shut again
+			*side = nil
+		}
 		g.mu.Unlock()
 		close(c)
 	})

@@ -14,16 +14,23 @@ import (
 // number of callers coalesce.
 type batcher struct {
 	*lane[*batch]
-	missed []string // names that the last batch found nothing under; by lane.mu
+	// Guarded by lane.mu.
+	missed []string // names that the last batch found nothing under
+	bytes  int      // that a value has, about
 }
 
 const (
-	// readSenders batches may be under way at once, besides full ones. A second
-	// was measured to gain nothing, and costs every cold key a command or two.
-	readSenders = 1
-	// maxBatch keys go in one batch, so that large values don't hold up the rest
-	// for long.
-	maxBatch = 256
+	// maxReads batches may be under way at once, and smallReads that aren't full and
+	// all in all ask for fewNames: one batch has too little in it then to keep both
+	// Redis and the process busy.
+	maxReads   = 6
+	smallReads = 4
+	fewNames   = 8
+	// maxBatch keys go in one batch, and so many that their values may be expected to
+	// have maxBatchBytes: of what is larger, Redis writes some while the process reads
+	// others, and the caches of their processors hold it.
+	maxBatch      = 256
+	maxBatchBytes = 256 << 10
 	// missPause is how long a batch is held back that asks again for what the last
 	// one found nothing under. Whoever was told so is about to fetch it, or to
 	// wait for it, and those who come meanwhile can do that unread: see
@@ -53,7 +60,10 @@ type readResult struct {
 // size is how many names are asked for.
 func (bt *batch) size() int { return len(bt.entries.names) + len(bt.records.names) }
 
-func (bt *batch) full() bool { return bt.size() >= maxBatch }
+func (bt *batch) full() bool {
+	n := bt.size()
+	return n >= maxBatch || n*bt.b.bytes >= maxBatchBytes
+}
 
 // keys: reads of many keys may look up the records of very many tags at once.
 func (bt *batch) keys() int { return len(bt.records.names) }
@@ -102,11 +112,33 @@ func (bt *batch) carriedOut() { bt.check.finishLater() }
 
 func newBatcher(s *Redis, n *node) *batcher {
 	b := &batcher{}
-	b.lane = &lane[*batch]{
-		s: s, n: n, limit: readSenders, wake: make(chan struct{}, 1),
-		open: func() *batch { return &batch{load: newLoad(), b: b} }, hold: b.hold,
-	}
+	b.lane = newLane(s, n, func() *batch { return &batch{load: newLoad(), b: b} }, b.mayGo)
+	b.lane.hold = b.hold
 	return b
+}
+
+// mayGo answers false for a batch that asks for what is being read already: its
+// callers wait for the others who will want that too, so that neither a cold key's
+// commands nor a large value's copies grow with its callers. A full one goes if it
+// asks for anything else, or is of many. b.mu is held.
+func (b *batcher) mayGo(bt *batch, busy int) bool {
+	few := fewNames
+	for _, u := range b.under {
+		few -= len(u.entries.names)
+	}
+	switch names := bt.entries.names; {
+	case bt.full():
+		return busy < maxReads && (len(names) > 2*fewNames || slices.ContainsFunc(names, func(name string) bool { return !b.reading(name) }))
+	case busy >= smallReads || few <= 0 || b.coming > 0:
+		return false
+	default:
+		return !slices.ContainsFunc(names, b.reading)
+	}
+}
+
+// reading reports whether a batch under way asks for the name. b.mu is held.
+func (b *batcher) reading(name string) bool {
+	return slices.ContainsFunc(b.under, func(u *batch) bool { return u.entries.has(name) })
 }
 
 func (q *query) result(i int) readResult {
@@ -124,7 +156,12 @@ func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
 	}
 	away := b.n.breaker.away()
 	var i int
-	bt := b.join(func(bt *batch) { i = bt.entries.add(name) })
+	bt := b.join(func(bt *batch) bool {
+		if i = bt.entries.place(name); i < 0 && !bt.full() {
+			i = bt.entries.add(name)
+		}
+		return i >= 0
+	})
 	if bt == nil {
 		return nil, ErrClosed
 	}
@@ -176,6 +213,8 @@ func (s *nameSet) place(name string) int {
 	return -1
 }
 
+func (s *nameSet) has(name string) bool { return s.place(name) >= 0 }
+
 // add returns the place of name.
 func (s *nameSet) add(name string) int {
 	const few = 8
@@ -201,25 +240,31 @@ func (s *nameSet) add(name string) int {
 func (b *batcher) hold(next *batch) bool {
 	missed := b.missed
 	b.missed = nil
-	return next != nil && slices.ContainsFunc(missed, func(name string) bool { return next.entries.place(name) >= 0 })
+	return next != nil && slices.ContainsFunc(missed, next.entries.has)
 }
 
-// note keeps the names of a small batch that nothing was found under; a large
-// one takes its time by itself.
+// note keeps how large values are, and the names of a small batch that nothing was
+// found under; a large one takes its time by itself.
 func (b *batcher) note(names []string, results []readResult) {
 	const small = 16
-	if len(results) > small {
-		return
-	}
 	var missed []string
+	bytes, found := 0, 0
 	for i, r := range results {
-		if r.err == nil && !r.reading.Found {
+		switch {
+		case r.err != nil:
+		case r.reading.Found:
+			bytes += len(r.reading.Entry.Payload)
+			found++
+		case len(results) <= small:
 			missed = append(missed, names[i])
 		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.missed = missed
+	if found > 0 {
+		b.bytes += (bytes/found - b.bytes) / 4
+	}
 }
 
 // Read implements [Store]. Concurrent reads share pipelines, and reads of one

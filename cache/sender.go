@@ -9,9 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A sender carries out the batches of a lane, one after another. One of them
-// stays when there is nothing to be sent, and waits for the next batch: its
-// stack has grown to what the client needs, and its pipeline and alarm are made.
+// A sender carries out the batches of a lane, one after another. Some stay when
+// there is nothing to be sent, and wait for the next batch: their stacks have grown
+// to what the client needs, and their pipelines and alarms are made.
 type sender[B laden] struct {
 	l     *lane[B]
 	pipe  redis.Pipeliner
@@ -38,12 +38,20 @@ func (sn *sender[B]) run() {
 		if !sn.l.n.breaker.allow() {
 			bt.claim()
 			bt.settle(errBreakerOpen)
-			continue
-		}
-		if !sn.carryOut(bt) {
+		} else if !sn.carryOut(bt) {
 			return
 		}
+		sn.done(bt)
 	}
+}
+
+// done has the sender come for its next batch.
+func (sn *sender[B]) done(bt B) {
+	l := sn.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended(bt)
+	l.coming++
 }
 
 // next waits for a batch. It returns nil when the sender isn't needed any more.
@@ -53,24 +61,23 @@ func (sn *sender[B]) next() B {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		if l.hold != nil && l.hold(l.next) {
+		if l.hold != nil && l.hold(l.next()) {
 			l.mu.Unlock()
 			_ = sleep(l.s.ctx, missPause)
 			l.mu.Lock()
 		}
-		if sn.crowded && l.next != none && !l.next.full() {
+		if bt := l.next(); sn.crowded && bt != none && !bt.full() {
 			l.mu.Unlock()
 			sn.yield()
 			l.mu.Lock()
 		}
-		bt := l.next
-		l.next = none
-		if bt != none {
+		l.coming--
+		if bt := l.take(); bt != none {
 			sn.crowded = bt.crowded()
+			l.start()
 			return bt
 		}
-		l.senders--
-		if l.parked || l.n.ctx.Err() != nil || !sn.park() {
+		if !sn.park() {
 			return none
 		}
 	}
@@ -98,11 +105,14 @@ func (sn *sender[B]) yield() {
 	}
 }
 
-// park waits until join asks for a sender: then it counts as one again. It
-// answers false if the node has ended. l.mu is held, but while it waits.
+// park waits until a batch is there to be taken. It answers false if enough
+// senders wait, or if the node has ended. l.mu is held, but while it waits.
 func (sn *sender[B]) park() bool {
 	l := sn.l
-	l.parked = true
+	if l.parked == maxParked || l.n.ctx.Err() != nil {
+		return false
+	}
+	l.parked++
 	l.mu.Unlock()
 	sn.crowded = false
 	select {
@@ -112,22 +122,21 @@ func (sn *sender[B]) park() bool {
 	case <-l.n.ctx.Done():
 	}
 	l.mu.Lock()
-	if l.parked {
-		l.parked = false
+	if l.parked > 0 {
+		l.parked--
 		return false
 	}
-	<-l.wake // join was first
+	<-l.wake // start was first
 	return true
 }
 
-// replace starts a sender in place of one that is stuck, if there is a batch.
-func (l *lane[B]) replace() {
-	var none B
+// replace starts a sender in place of one that is stuck with a batch, if there is
+// another.
+func (l *lane[B]) replace(bt B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.next == none || !l.s.spawnCall(newSender(l).run) {
-		l.senders--
-	}
+	l.ended(bt)
+	l.start()
 }
 
 // carryOut sends one batch and settles it, after manyTimeout at the latest. It
@@ -170,7 +179,7 @@ func (l *lane[B]) giveUp(bt B, after int32) {
 	if bt.claim() {
 		l.n.breaker.failed(after, errTimeout)
 		bt.settle(errTimeout)
-		l.replace()
+		l.replace(bt)
 	}
 }
 

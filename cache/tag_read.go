@@ -129,10 +129,11 @@ func (l *lookup) send() {
 			a.err = errBreakerOpen
 		default:
 			a.away = a.n.breaker.away()
-			a.bt = a.n.reads.join(func(bt *batch) {
+			a.bt = a.n.reads.join(func(bt *batch) bool {
 				for _, name := range a.names.names {
 					bt.records.add(name)
 				}
+				return true
 			})
 			if a.bt == nil {
 				a.err = ErrClosed

@@ -77,7 +77,7 @@ var mutants = []mutant{
 	{"quarantine counts the living", script("acquire", "if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead"), []string{"P7"}, false},
 	{"quarantine counts who left in order", script("release", "redis.call('SREM', KEYS[2], ARGV[1])", ""), []string{"left behind", "P7"}, false},
 	{"reads join one that was sent before", from(true, wrap(func(s cache.Store) cache.Store { return &joining{Store: s, under: map[string]*reading{}} })), []string{"P3"}, false},
-	{"waiters believe word of any lease", untagged(wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}} })), []string{"P3", "sharing"}, false},
+	{"waiters believe word of any lease", untagged(wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}, last: map[string]cache.Message{}} })), []string{"P3", "sharing"}, false},
 	{"a fetch's failure is kept to itself", wrap(func(s cache.Store) cache.Store { return silent{s} }), []string{"leak"}, false},
 	{"a tag's deletion isn't recorded", from(true, script("tag", "redis.call('HSET', KEYS[1], ARGV[3], string.format('%.0f', mark))", "")), []string{"P3"}, false},
 	{"a tag's deletion doesn't advance the clock", from(true, script("clock", "'HINCRBY', KEYS[1], 'n', ARGV[2]", "'HINCRBY', KEYS[1], 'n', 0")), []string{"P3"}, false},
@@ -163,11 +163,13 @@ func (s *joining) Read(ctx context.Context, key string) (*cache.Reading, error) 
 	}
 }
 
-// gullible makes every wake-up one about the lease that is waited for.
+// gullible makes every wake-up one about the lease that is waited for. The last one
+// of a key comes once more to whoever waits next, as one may that was under way.
 type gullible struct {
 	cache.Store
 	mu   sync.Mutex
 	held map[string]cache.Token
+	last map[string]cache.Message
 }
 
 func (s *gullible) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
@@ -188,16 +190,26 @@ func (s *gullible) Watch(key string) *cache.Watch {
 		for {
 			select {
 			case m := <-inner.C:
-				s.mu.Lock()
-				m.Token = s.held[key]
-				s.mu.Unlock()
-				w.Push(m)
+				s.pass(key, m, w)
 			case <-end:
 				return
 			}
 		}
 	}()
 	return w
+}
+
+func (s *gullible) pass(key string, m cache.Message, w *cache.Watch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m.Signal != cache.Confirmed {
+		s.last[key] = m
+	} else if late, ok := s.last[key]; ok {
+		w.Push(m)
+		m = late
+	}
+	m.Token = s.held[key]
+	w.Push(m)
 }
 
 // silent keeps a failure, and the lease with it.
