@@ -66,6 +66,9 @@ const (
 	// FlagTagged says that the entry carries tags, in front of its payload.
 	// [Entry.Encode] sets it, or not, by Entry.Tags.
 	FlagTagged Flags = 1 << 3
+	// FlagRenewed says that Renewed is behind the stamp. [Entry.Encode] sets it, or
+	// not, by Entry.Renewed.
+	FlagRenewed Flags = 1 << 4
 	// FlagIfError says that the entry, once stale, may only stand in for an error.
 	FlagIfError Flags = 1 << 5
 	// FlagKept says that the entry, once stale, is never served: it is kept for
@@ -86,6 +89,7 @@ type Entry struct {
 	Took     time.Duration // how long the fetch took; in whole milliseconds, capped to MaxTTL
 	Tags     []string      // at most MaxTags; a Bypass has none
 	Stamp    Stamp         // from before the fetch started, if there are tags
+	Renewed  uint64        // Stamp.N from before the fetch that found the value to be good still; 0: none has
 	Payload  []byte
 }
 
@@ -96,15 +100,19 @@ type Entry struct {
 //
 // With tags, in front of the payload:
 //
-//	8 bytes of epoch    8 of stamp    1: number of tags    for each: 2 of length, the tag
+//	8 bytes of epoch    8 of stamp    8 of renewed, with its flag
+//	1: number of tags    for each: 2 of length, the tag
 //
 // Durations are cut to whole milliseconds and to what the fields can hold.
 func (e *Entry) Encode() []byte {
 	b := make([]byte, HeaderSize+e.tagsSize()+len(e.Payload))
 	copy(b, e.Version[:])
-	flags := e.Flags &^ FlagTagged
+	flags := e.Flags &^ (FlagTagged | FlagRenewed)
 	if len(e.Tags) > 0 {
 		flags |= FlagTagged
+		if e.Renewed > 0 {
+			flags |= FlagRenewed
+		}
 	}
 	b[16], b[17], b[18], b[19] = entryFormat, byte(e.Kind), e.Codec, byte(flags)
 	binary.BigEndian.PutUint32(b[20:], millis(e.TTL))
@@ -150,6 +158,9 @@ func (e *Entry) parse(b []byte) error {
 			return fmt.Errorf("%w: a bypass with tags", ErrDamaged)
 		}
 		return e.cutTags()
+	}
+	if e.Flags&FlagRenewed != 0 {
+		return fmt.Errorf("%w: a stamp of renewal without tags", ErrDamaged)
 	}
 	return nil
 }

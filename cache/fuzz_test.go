@@ -48,6 +48,15 @@ var goldenEntries = []struct {
 		"0102030405060708fffefdfcfbfaf9f8" + "01" + "01" + "01" + "08" + "000003e8" + "000003e8" + "00000000" +
 			"01020304050607ff" + "0000000000000102" + "02" + "0004" + "673a6162" + "0001" + "7d" + "76",
 	},
+	{
+		"renewed",
+		cache.Entry{
+			Version: aToken, Kind: cache.Value, Codec: 1, Flags: cache.FlagTagged | cache.FlagRenewed, TTL: time.Second, FreshFor: time.Second,
+			Tags: []string{"t"}, Stamp: cache.Stamp{Epoch: cache.Epoch{1, 2, 3, 4, 5, 6, 7, 0xff}, N: 258}, Renewed: 259, Payload: []byte("v"),
+		},
+		"0102030405060708fffefdfcfbfaf9f8" + "01" + "01" + "01" + "18" + "000003e8" + "000003e8" + "00000000" +
+			"01020304050607ff" + "0000000000000102" + "0000000000000103" + "01" + "0001" + "74" + "76",
+	},
 }
 
 func TestEntryHasThisLayout(t *testing.T) {
@@ -83,7 +92,7 @@ func TestParseEntryRefusesWhatItDidNotWrite(t *testing.T) {
 	good, _ := hex.DecodeString(goldenEntries[0].hex)
 	change := func(at int, to byte) []byte { b := bytes.Clone(good); b[at] = to; return b }
 	tagged := func(count byte, change func([]byte)) []byte {
-		b, _ := hex.DecodeString(goldenEntries[len(goldenEntries)-1].hex)
+		b, _ := hex.DecodeString(goldenEntries[3].hex)
 		b[48] = count
 		if change != nil {
 			change(b)
@@ -96,7 +105,9 @@ func TestParseEntryRefusesWhatItDidNotWrite(t *testing.T) {
 		"no tags": tagged(0, nil), "17 tags": tagged(17, nil), "an empty tag": tagged(2, func(b []byte) { b[50] = 0 }),
 		"a tag beyond the end": tagged(2, func(b []byte) { b[49] = 1 }), "a tag that is too long": tagged(2, func(b []byte) { b[49] = 2; b[50] = 1 }),
 		"more tags than there are": tagged(16, nil), "cut in the stamp": tagged(2, nil)[:40],
-		"kind 0": change(17, 0), "kind 4": change(17, 4), "no version": append(make([]byte, 16), good[16:]...),
+		"renewed, without tags": change(19, 16), "renewed, cut": tagged(2, func(b []byte) { b[19] = 24 })[:50],
+		"renewed at 0": tagged(2, func(b []byte) { b[19] = 24; clear(b[48:56]) }),
+		"kind 0":       change(17, 0), "kind 4": change(17, 4), "no version": append(make([]byte, 16), good[16:]...),
 	} {
 		if e, err := cache.ParseEntry(b); !errors.Is(err, cache.ErrDamaged) {
 			t.Errorf("%s: read as %+v, error %v, want ErrDamaged", name, e, err)
@@ -119,7 +130,7 @@ func TestMessageHasThisLayout(t *testing.T) {
 }
 
 func sameEntry(a, b cache.Entry) bool {
-	return slices.Equal(a.Tags, b.Tags) && a.Stamp == b.Stamp &&
+	return slices.Equal(a.Tags, b.Tags) && a.Stamp == b.Stamp && a.Renewed == b.Renewed &&
 		a.Version == b.Version && a.Kind == b.Kind && a.Codec == b.Codec && a.Flags == b.Flags &&
 		a.TTL == b.TTL && a.FreshFor == b.FreshFor && a.Took == b.Took && bytes.Equal(a.Payload, b.Payload)
 }

@@ -75,10 +75,10 @@ func (t *memoryTags) tie(e *Entry, now time.Time) error {
 	}
 	verdict := tagHolds
 	for _, tag := range e.Tags {
-		r := t.make(tag, memoryTag{tagRecord: tagRecord{deleted: e.Stamp.N}}, now)
-		r.tied = max(r.tied, e.Stamp.N)
+		r := t.make(tag, memoryTag{tagRecord: tagRecord{deleted: e.goodAt()}}, now)
+		r.tied = max(r.tied, e.goodAt())
 		r.keep(now.Add(e.TTL + tagSlack))
-		verdict = max(verdict, r.judge(e.Stamp))
+		verdict = max(verdict, r.judge(e))
 		t.now.N = max(t.now.N, r.deleted, r.expired) // it may have gone back, in a test
 	}
 	switch verdict {
@@ -119,7 +119,7 @@ func (m *Memory) checked(r *Reading) *Reading {
 		if known := d.tags.find(tag, now); known != nil {
 			record = known.tagRecord
 		}
-		verdict = max(verdict, record.judge(r.Entry.Stamp))
+		verdict = max(verdict, record.judge(&r.Entry))
 	}
 	r.judged(verdict)
 	return r

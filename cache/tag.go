@@ -91,6 +91,9 @@ func (e *Entry) tagsSize() int {
 		return 0
 	}
 	n := len(e.Stamp.Epoch) + 8 + 1
+	if e.Renewed > 0 {
+		n += 8
+	}
 	for _, t := range e.Tags {
 		n += 2 + len(t)
 	}
@@ -104,8 +107,13 @@ func (e *Entry) putTags(b []byte) []byte {
 	}
 	n := copy(b, e.Stamp.Epoch[:])
 	binary.BigEndian.PutUint64(b[n:], e.Stamp.N)
-	b[n+8] = byte(len(e.Tags))
-	b = b[n+9:]
+	b = b[n+8:]
+	if e.Renewed > 0 {
+		binary.BigEndian.PutUint64(b, e.Renewed)
+		b = b[8:]
+	}
+	b[0] = byte(len(e.Tags))
+	b = b[1:]
 	for _, t := range e.Tags {
 		binary.BigEndian.PutUint16(b, uint16(len(t)))
 		b = b[2+copy(b[2:], t):]
@@ -118,13 +126,21 @@ var errTagBlock = fmt.Errorf("%w: the entry's tags can't be read", ErrDamaged)
 // cutTags reads the block of tags at the start of the payload and takes it off.
 // What is allocated is bounded by the bytes that are there.
 func (e *Entry) cutTags() error {
-	const head = 8 + 8 + 1
+	head := 8 + 8 + 1
+	if e.Flags&FlagRenewed != 0 {
+		head += 8
+	}
 	b := e.Payload
 	if len(b) < head {
 		return errTagBlock
 	}
 	e.Stamp = Stamp{Epoch: Epoch(b[:8]), N: binary.BigEndian.Uint64(b[8:])}
-	count := int(b[16])
+	if e.Flags&FlagRenewed != 0 {
+		if e.Renewed = binary.BigEndian.Uint64(b[16:]); e.Renewed == 0 {
+			return errTagBlock
+		}
+	}
+	count := int(b[head-1])
 	if count == 0 || count > MaxTags {
 		return errTagBlock
 	}
@@ -152,7 +168,7 @@ type tagRecord struct {
 	epoch   Epoch
 	known   bool
 	deleted uint64 // entries with an older stamp are invalid
-	expired uint64 // entries with an older stamp are stale
+	expired uint64 // entries with an older stamp, and not renewed since, are stale
 }
 
 // A tagVerdict is what a record says of an entry that carries its tag.
@@ -164,15 +180,18 @@ const (
 	tagDeleted
 )
 
-func (r tagRecord) judge(s Stamp) tagVerdict {
+func (r tagRecord) judge(e *Entry) tagVerdict {
 	switch {
-	case !r.known || r.epoch != s.Epoch || r.deleted > s.N:
+	case !r.known || r.epoch != e.Stamp.Epoch || r.deleted > e.Stamp.N:
 		return tagDeleted
-	case r.expired > s.N:
+	case r.expired > e.goodAt():
 		return tagExpired
 	}
 	return tagHolds
 }
+
+// goodAt is the clock from before a fetch that found the value to be good.
+func (e *Entry) goodAt() uint64 { return max(e.Stamp.N, e.Renewed) }
 
 // tagged reports whether the reading has to be checked.
 func (r *Reading) tagged() bool { return r.Found && len(r.Entry.Tags) > 0 }

@@ -134,7 +134,7 @@ func (s *Redis) tie(ctx context.Context, entries ...*Entry) []error {
 	return errs
 }
 
-// A knot is what entries of one stamp share that carry one tag: they are tied
+// A knot is what entries share that carry one tag and were good at the same time: they are tied
 // together.
 type knot struct {
 	tag   string
@@ -158,12 +158,12 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 		e := entries[i]
 		kept := (e.TTL + tagSlack).Milliseconds()
 		for _, t := range e.Tags {
-			k := knot{t, e.Stamp.Epoch, e.Stamp.N}
+			k := knot{t, e.Stamp.Epoch, e.goodAt()}
 			j, ok := at[k]
 			if !ok {
 				j = len(calls)
 				at[k] = j
-				calls = append(calls, scriptCall{s.keys.tag(t), []any{e.Stamp.Epoch[:], e.Stamp.N, kept, whatever}})
+				calls = append(calls, scriptCall{s.keys.tag(t), []any{e.Stamp.Epoch[:], e.goodAt(), kept, whatever}})
 			}
 			calls[j].args[2] = max(calls[j].args[2].(int64), kept)
 		}
@@ -175,7 +175,7 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 		var deleted, expired int64
 		otherEpoch := false
 		for _, t := range e.Tags {
-			a := answers[at[knot{t, e.Stamp.Epoch, e.Stamp.N}]]
+			a := answers[at[knot{t, e.Stamp.Epoch, e.goodAt()}]]
 			r := replies{reply: a.reply}
 			if a.err != nil {
 				errs[i] = errors.Join(errs[i], a.err)
@@ -191,13 +191,13 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 		if errs[i] != nil {
 			continue
 		}
-		if n := uint64(max(deleted, expired)); n > e.Stamp.N && n > last.N {
+		if n := uint64(max(deleted, expired)); n > e.goodAt() && n > last.N {
 			last = Stamp{Epoch: e.Stamp.Epoch, N: n}
 		}
 		switch {
 		case uint64(deleted) > e.Stamp.N && !hooks.TagCheckOff.Load():
 			errs[i] = ErrInvalidated
-		case uint64(expired) > e.Stamp.N:
+		case uint64(expired) > e.goodAt():
 			e.Flags |= FlagExpired
 		}
 		if otherEpoch && errs[i] == nil {

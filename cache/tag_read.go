@@ -176,14 +176,13 @@ func (s *Redis) lookUp(ctx context.Context, names ...string) map[string]foundRec
 
 // judgeBy judges a reading by the records of its tags.
 func (r *Reading) judgeBy(names []string, found func(name string) foundRecord) error {
-	stamp := r.Entry.Stamp
 	verdict := tagHolds
 	for _, name := range names {
 		f := found(name)
 		if f.err != nil {
 			return f.err
 		}
-		verdict = max(verdict, f.judge(stamp))
+		verdict = max(verdict, f.judge(&r.Entry))
 	}
 	r.judged(verdict)
 	return nil

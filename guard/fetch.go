@@ -310,6 +310,12 @@ func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
 		return p.fail(lease, start, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
 	}
 	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | f.staleUse.flags(), Payload: old.Payload, Tags: tags}
+	if len(tags) == len(old.Tags) {
+		// A tag's deletion may have drawn its number before the stamp was read, and be
+		// recorded only after the value was: it is found by the value's own stamp. A tag
+		// that is new to the value may well have been deleted since that.
+		entry.Stamp = old.Stamp
+	}
 	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
 	return p.fill(lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
 }
@@ -331,7 +337,10 @@ func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *
 			o.moment = start
 			e.back.Entry = nil
 		}
-		entry.Stamp = r.stamp
+		was := entry.Stamp
+		if entry.Stamp = r.stamp; was.Epoch != (cache.Epoch{}) { // renewed
+			entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = was.Epoch, was.N, r.stamp.N
+		}
 	}
 	return e
 }

@@ -141,8 +141,8 @@ func (p *pursuit) stamp() (cache.Stamp, error) {
 
 // recheck reads the last value anew: it may have been deleted since it was read, and
 // neither would the lease tell, which was granted later, nor may the fetch be given
-// it. As lease and stamp are older than this, what is deleted later, by its key or by
-// a tag, is found out by the fill.
+// it. As the lease and the value's own stamp are older than this, what is deleted
+// later, by its key or by a tag, is found out by the fill.
 func (p *pursuit) recheck() {
 	if p.known == nil || !p.known.Found {
 		return

@@ -189,6 +189,52 @@ var tagTests = []test{
 		}
 	}},
 
+	// A deletion draws its number first and is recorded afterwards: in between the
+	// stamp of a fetch may be read, and then the value that it finds to be good.
+	{"ValueIsNotRenewedPastADeletion", nothing, func(f *fixture) {
+		a, b := f.open(), f.open()
+		first := f.stamp(a)
+		f.ok("DeleteTag", b.DeleteTag(f.ctx, "t"))
+		e := aTagged("v", first, "t")
+		e.Renewed = f.stamp(a).N
+		if stored, err := a.Fill(f.ctx, f.granted(a, key), e); stored || !errors.Is(err, cache.ErrInvalidated) {
+			f.Fatalf("Fill answered %v, error %v, want ErrInvalidated", stored, err)
+		}
+		e = aTagged("v", f.stamp(a), "t")
+		e.Renewed = e.Stamp.N + 1 // the deletion's number
+		if stored, err := a.Fill(f.ctx, f.granted(a, key), e); err != nil || !stored {
+			f.Fatalf("Fill answered %v, error %v, want it stored", stored, err)
+		}
+		f.ok("DeleteTag", b.DeleteTag(f.ctx, "t"))
+		f.isInvalid(a, key)
+		f.isInvalid(b, key)
+	}},
+
+	{"RenewedValueIsFreshAfterAnExpiry", nothing, func(f *fixture) {
+		a, b := f.open(), f.open()
+		first := f.stamp(a)
+		f.fillsTagged(a, key, "v", "t")
+		f.ok("ExpireTag", b.ExpireTag(f.ctx, "t"))
+		if f.reads(a, key, "v").Fresh() {
+			f.Error("fresh after ExpireTag")
+		}
+		f.ok("Delete", a.Delete(f.ctx, key))
+		e := aTagged("v", first, "t")
+		e.Renewed = f.stamp(a).N
+		if stored, err := a.Fill(f.ctx, f.granted(a, key), e); err != nil || !stored {
+			f.Fatalf("Fill answered %v, error %v, want it stored", stored, err)
+		}
+		for _, s := range []cache.Store{a, b} {
+			if r := f.reads(s, key, "v"); !r.Fresh() || r.Entry.Renewed != e.Renewed {
+				f.Errorf("fresh=%v, renewed at %d, want %d", r.Fresh(), r.Entry.Renewed, e.Renewed)
+			}
+		}
+		f.ok("ExpireTag", b.ExpireTag(f.ctx, "t"))
+		if f.reads(a, key, "v").Fresh() {
+			f.Error("fresh after another ExpireTag")
+		}
+	}},
+
 	{"NegativeEntryCarriesTags", nothing, func(f *fixture) {
 		a, b := f.open(), f.open()
 		e := aTagged("", f.stamp(a), "t")

@@ -262,7 +262,8 @@ func (b *book) entryChanged(w *world, m *command, key string, was, is content) {
 		text := string(e.Payload)
 		b.stored[text] = storing{w.step(), time.Now()}
 		if name, ok := strings.CutPrefix(text, userKey(key)+" fetch "); ok {
-			if f := w.fetchNamed(name); f == nil || f.token != version && !w.mixedUp(f, version) || f.private {
+			f := w.fetchNamed(name)
+			if f == nil || f.private || f.token != version && w.renewal(text, version) == nil && !w.mixedUp(f, version) {
 				w.violate("P2", "%q was stored with the version %s", text, w.tokenName(version))
 			}
 		}

@@ -189,7 +189,7 @@ func (b *book) gaveNothing(w *world, o *op, key string) {
 		return
 	}
 	// What isn't there has no tags.
-	b.since(w, o, []string{key}, from, "nothing, as a fetch said that started")
+	b.since(w, o, []string{key}, from, from, "nothing, as a fetch said that started")
 }
 
 // answered notes what lease the op's last ask for a key was granted: GetMany's

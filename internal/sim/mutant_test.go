@@ -77,7 +77,9 @@ var mutants = []mutant{
 	{"quarantine counts the living", script("acquire", "if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead"), []string{"P7"}, false},
 	{"quarantine counts who left in order", script("release", "redis.call('SREM', KEYS[2], ARGV[1])", ""), []string{"left behind", "P7"}, false},
 	{"reads join one that was sent before", from(true, wrap(func(s cache.Store) cache.Store { return &joining{Store: s, under: map[string]*reading{}} })), []string{"P3"}, false},
-	{"waiters believe word of any lease", untagged(wrap(func(s cache.Store) cache.Store { return &gullible{Store: s, held: map[string]cache.Token{}, last: map[string]cache.Message{}} })), []string{"P3", "sharing"}, false},
+	{"waiters believe word of any lease", untagged(wrap(func(s cache.Store) cache.Store {
+		return &gullible{Store: s, held: map[string]cache.Token{}, last: map[string]cache.Message{}}
+	})), []string{"P3", "sharing"}, false},
 	{"a fetch's failure is kept to itself", wrap(func(s cache.Store) cache.Store { return silent{s} }), []string{"leak"}, false},
 	{"a tag's deletion isn't recorded", from(true, script("tag", "redis.call('HSET', KEYS[1], ARGV[3], string.format('%.0f', mark))", "")), []string{"P3"}, false},
 	{"a tag's deletion doesn't advance the clock", from(true, script("clock", "'HINCRBY', KEYS[1], 'n', ARGV[2]", "'HINCRBY', KEYS[1], 'n', 0")), []string{"P3"}, false},

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -178,6 +179,7 @@ type fetch struct {
 	began   time.Time
 	ready   time.Time // it may end from then on
 	private bool
+	renews  string // the value that it finds to be good still; empty: none
 	ending  ending
 	heeds   bool
 	finish  chan struct{}
@@ -265,6 +267,9 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 		f.ending = failure + ending(o.rng.IntN(int(endings-failure)))
 	}
 	f.private = f.ending == value && o.rng.IntN(100) < w.plan.private
+	if f.ending == value && fl.Stale != nil && o.rng.IntN(3) == 0 {
+		f.renews, f.private = *fl.Stale, false
+	}
 	f.token = w.leaseOf(fl.IdempotencyKey)
 	w.begin(f)
 	defer w.finished(f)
@@ -275,8 +280,32 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 	if err := o.fail(o.rng, f.ending, text); err != nil {
 		return "", err
 	}
+	if f.renews != "" {
+		w.renewed(f)
+		return "", guard.ErrNotModified
+	}
 	fl.Private = f.private
 	return text, nil
+}
+
+// renewed keeps account of a value that a fetch has found to be good still.
+func (w *world) renewed(f *fetch) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.renewals[f.renews] = append(w.renewals[f.renews], f)
+}
+
+// renewal is the last fetch that renewed a value, of those that have the lease; any,
+// if token is empty. It is nil if there is none.
+func (w *world) renewal(value, token string) *fetch {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range slices.Backward(w.renewals[value]) {
+		if token == "" || f.token == token {
+			return f
+		}
+	}
+	return nil
 }
 
 // begin and finished keep account of the fetches.

@@ -100,7 +100,11 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 		w.violate("value", "%v of %s was given %q", o, key, given)
 		return
 	}
-	b.since(w, o, append(tagsOf(key), key), from, strconv.Quote(given)+", "+what)
+	renewed := from
+	if r := w.renewal(given, ""); r != nil {
+		renewed = r.start
+	}
+	b.since(w, o, append(tagsOf(key), key), from, renewed, strconv.Quote(given)+", "+what)
 	s, stored := b.stored[given]
 	if !stored && o.start > from {
 		w.violate("sharing", "%v, which came at step %d, was given %q, which was never stored, and %s at step %d", o, o.start, given, what, from)
@@ -110,14 +114,19 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 	}
 	y := w.plan.policy
 	oldest := y.TTL + max(y.Stale, y.StaleIfError) + ms
+	if r := w.renewal(given, ""); r != nil && r.began.After(s.at) {
+		s.at = r.began
+	}
 	if stored && o.began.Sub(s.at) > oldest {
 		w.violate("age", "%v was given %q, stored %v before it came, and values last %v", o, given, o.began.Sub(s.at), oldest)
 	}
 }
 
 // since checks what a caller was given, which is from the given step, against
-// the changes of a key, or tags, that had returned before it came.
-func (b *book) since(w *world, o *op, names []string, from int, what string) {
+// the changes of a key, or tags, that had returned before it came. A later step at
+// which it was found to be good still counts against an Expire only: what was
+// deleted, or set anew, is not to come back.
+func (b *book) since(w *world, o *op, names []string, from, renewed int, what string) {
 	var barriers []*op
 	for _, name := range names {
 		barriers = append(barriers, b.barriers[name]...)
@@ -127,9 +136,13 @@ func (b *book) since(w *world, o *op, names []string, from int, what string) {
 		if (c.kind == expire || c.kind == expireTag) && (o.kind == peek || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0) {
 			continue
 		}
-		if c.end < o.start && from < c.carriedOut {
+		step := from
+		if c.kind == expire || c.kind == expireTag {
+			step = renewed
+		}
+		if c.end < o.start && step < c.carriedOut {
 			w.violate("P3", "%v, which started at step %d after %v (%v) had returned at step %d, was given %s at step %d, before that %v was carried out at step %d",
-				o, o.start, c, c.kind, c.end, what, from, c.kind, c.carriedOut)
+				o, o.start, c, c.kind, c.end, what, step, c.kind, c.carriedOut)
 		}
 	}
 }

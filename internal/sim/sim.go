@@ -68,7 +68,7 @@ type Result struct {
 func Run(t *testing.T, cfg Config) (r *Result) {
 	w := &world{
 		t: t, cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x57a3bede)),
-		byName: map[string]*process{}, fetches: map[string]*fetch{}, tokens: map[string]string{}, named: map[string]int{}, held: map[any]time.Time{}, faults: map[string]int{},
+		byName: map[string]*process{}, fetches: map[string]*fetch{}, renewals: map[string][]*fetch{}, tokens: map[string]string{}, named: map[string]int{}, held: map[any]time.Time{}, faults: map[string]int{},
 	}
 	// A goroutine that is left and can't go on makes the bubble panic.
 	defer func() {
@@ -112,13 +112,14 @@ type world struct {
 	faults     map[string]int
 	book       book
 
-	mu      sync.Mutex // guards what goroutines touch
-	byName  map[string]*process
-	tokens  map[string]string // names in the trace
-	named   map[string]int
-	fetches map[string]*fetch
-	running []*fetch
-	news    []*fetch // started in this step
+	mu       sync.Mutex // guards what goroutines touch
+	byName   map[string]*process
+	tokens   map[string]string // names in the trace
+	named    map[string]int
+	fetches  map[string]*fetch
+	renewals map[string][]*fetch // by the value that they found to be good still
+	running  []*fetch
+	news     []*fetch // started in this step
 }
 
 // A thaw is the end of a trouble that lasts.
