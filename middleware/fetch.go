@@ -123,10 +123,12 @@ func (c *call) decide(ctx context.Context, f *guard.Fill[*page], l *lead) (*page
 	reason := c.notShared(l)
 	passing := reason == string(rfc9111.ReasonNoFreshness) && r.status >= 500 && !c.asked.credentialed
 	if reason != "" && !passing {
+		c.leaveIfWithheld(l)
 		return c.keepPrivate(f, r, reason)
 	}
 	passing = passing || c.noEpoch
 	if !l.ix.covers(l.d.Vary) {
+		c.leaveIfWithheld(l)
 		if l.ix != nil {
 			c.learn(ctx, l)
 			return c.keepPrivate(f, r, "vary")
@@ -168,6 +170,16 @@ func (c *call) withheld(d *rfc9111.Decision, tags []string) string {
 func needsValidation(f rfc9111.Freshness) bool {
 	verdict, _ := rfc9111.MayServe(f, f.InitialAge, rfc9111.RequestControl{})
 	return verdict == rfc9111.Validate
+}
+
+// leaveIfWithheld takes the client from its run where the response varies on a header
+// of the client's that the run wasn't given. It answers those who don't send that
+// header; this client goes round, or has the handler run for itself.
+func (c *call) leaveIfWithheld(l *lead) {
+	if c.asked.withholds(l.run.req, l.d.Vary) {
+		l.run.detach()
+		c.disown(l.run)
+	}
 }
 
 // keepPrivate lets the run go on for its own client alone. Those who wait run the
@@ -328,9 +340,11 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 	c.note(r, decision{stored: true, fwdCode: http.StatusNotModified, ttl: p.freshness.Left(p.freshness.InitialAge)})
 	p.header = rfc9111.StoredHeader(resp, l.d.Control, l.rfc)
 	if c.notShared(l) != "" || !slices.Equal(l.d.Vary, p.vary) {
-		c.mu.Lock()
-		c.own = &p
-		c.mu.Unlock()
+		if !c.asked.withholds(r.req, l.d.Vary) {
+			c.mu.Lock()
+			c.own = &p
+			c.mu.Unlock()
+		}
 		f.Private = true
 		return nil, nil
 	}

@@ -29,10 +29,6 @@ func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead, passin
 	f.Tags = append(f.Tags, l.tags...)
 	under := *l
 	under.key, under.ix, under.variant = variantKey(l.key, ix, variant), ix, variant
-	if c.asked.withholds(r.req, l.d.Vary) {
-		r.detach() // it answers who doesn't send that header; this client goes round
-		c.disown(r)
-	}
 	begun := make(chan struct{})
 	var once sync.Once
 	c.m.background(func() {

@@ -405,6 +405,44 @@ func TestVaryOnAHeaderThatWasWithheld(t *testing.T) {
 	s.ran(3)
 }
 
+// Also of what nobody else may have, or varies on more than was known: its client sent
+// the header, and gets no response for those who don't.
+func TestVaryOnAHeaderThatWasWithheldFromAPrivateRun(t *testing.T) {
+	for name, says := range map[string]string{"no-store": "no-store", "of no use": "", "private": "private, max-age=60", "more": "max-age=60"} {
+		for _, who := range []string{"Accept: x", "Cookie: some=body"} {
+			s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", says)
+				w.Header().Set("Vary", "Accept-Language, Origin")
+				if name == "more" && r.Header.Get("Accept-Language") == "" {
+					w.Header().Set("Vary", "Accept-Language")
+				}
+				fmt.Fprint(w, "for ", r.Header.Get("Origin"))
+			})
+			s.is(s.do("/", who), 200, "for ")
+			for _, origin := range []string{"https://a.example", "https://b.example"} {
+				s.is(s.do("/?"+origin, who, "Accept-Language: de", "Origin: "+origin), 200, "for "+origin)
+				s.is(s.do("/", who, "Accept-Language: de", "Origin: "+origin), 200, "for "+origin)
+			}
+		}
+	}
+}
+
+// Nor does a 304 that varies on more than the page did.
+func TestNotModifiedThatVariesOnAHeaderThatWasWithheld(t *testing.T) {
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-cache")
+		w.Header().Set("ETag", `"`+r.Header.Get("Origin")+`"`)
+		if r.Header.Get("If-None-Match") == w.Header().Get("ETag") {
+			w.Header().Set("Vary", "Origin")
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		fmt.Fprint(w, "for ", r.Header.Get("Origin"))
+	})
+	s.is(s.do("/"), 200, "for ")
+	s.is(s.do("/", "Origin: https://a.example"), 200, "for https://a.example")
+}
+
 // A page may vary on Host, though each host is a page of its own already.
 func TestVaryOnHost(t *testing.T) {
 	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60", "Vary: Host"))
