@@ -85,14 +85,21 @@ func (c *call) enlist(ctx context.Context, l *lead) {
 // again.
 var errIndexGone = errors.New("middleware: the page's index has changed")
 
+// changeIndex changes the index that a lead knows, in the background.
 func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
 	pageKey := l.key[:len(l.key)-len("\n")-len(l.ix.gen)-len(l.variant)]
 	ctx = context.WithoutCancel(ctx)
+	c.m.background(func() { _, _ = c.m.changeIndex(ctx, pageKey, l.ix.gen, change) })
+}
+
+// changeIndex changes the index of a page if it has that gen; any, if that is empty. It
+// returns what is stored then, or nil.
+func (m *Middleware) changeIndex(ctx context.Context, pageKey, gen string, change func(*index)) (*index, error) {
 	var begun atomic.Bool
 	fetch := func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
 		begun.Store(true)
-		res, err := c.m.guard.Peek(ctx, pageKey)
-		if err != nil || res.Value.ix == nil || res.Value.ix.gen != l.ix.gen {
+		res, err := m.guard.Peek(ctx, pageKey)
+		if err != nil || res.Value.ix == nil || gen != "" && res.Value.ix.gen != gen {
 			return nil, errIndexGone
 		}
 		ix := *res.Value.ix
@@ -101,14 +108,40 @@ func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
 		f.TTL, f.StaleFor, f.Cost = max(res.TTL, time.Millisecond), guard.Off, 0
 		return &page{ix: &ix}, nil
 	}
-	c.m.background(func() {
-		// Changes at the same time share a fetch, which is one of them: the others
-		// take their turns.
-		for range c.m.opts.MaxVariants + maxRounds {
-			_, err := c.m.guard.Reload(ctx, pageKey, fetch)
-			if begun.Load() || err != nil && !errors.Is(err, errIndexGone) {
-				return
+	// Changes at the same time share a fetch, which is one of them: the others take
+	// their turns.
+	for range m.opts.MaxVariants + maxRounds {
+		res, err := m.guard.Reload(ctx, pageKey, fetch)
+		switch {
+		case err != nil && (begun.Load() || !errors.Is(err, errIndexGone)):
+			return nil, err
+		case begun.Load() && res.Stored && res.Value != nil:
+			return res.Value.ix, nil
+		case begun.Load():
+			return nil, nil
+		}
+	}
+	return nil, nil
+}
+
+// expireVariants marks those variants of a page stale that its index has. Of others
+// there may be runs under way: the index gets another gen, so that what these bring
+// isn't found.
+func (m *Middleware) expireVariants(ctx context.Context, pageKey string) error {
+	ix, err := m.changeIndex(ctx, pageKey, "", func(ix *index) {
+		for i, v := range ix.variants {
+			if len(v) == variantSize {
+				ix.variants[i] = ix.gen + v
 			}
 		}
+		ix.gen = randomName()
 	})
+	if err != nil || ix == nil {
+		return m.guard.Delete(ctx, pageKey)
+	}
+	var errs []error
+	for _, v := range ix.variants {
+		errs = append(errs, m.guard.Expire(ctx, pageKey+"\n"+v))
+	}
+	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package middleware
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -38,7 +40,8 @@ type page struct {
 
 // An index is what a page's own key holds once a response has said Vary: the
 // names, and the variants there are. The variants' own keys depend on gen, so that
-// they are gone with the index.
+// they are gone with the index. Those from before a soft purge have the gen of then
+// in front.
 type index struct {
 	gen      string
 	names    []string
@@ -293,7 +296,22 @@ func addHeader(to, from http.Header) {
 var errNotWhole = errors.New("middleware: the handler's response ended before it was whole")
 
 // contains reports whether an index has a variant.
-func (ix *index) contains(variant string) bool { return slices.Contains(ix.variants, variant) }
+func (ix *index) contains(variant string) bool {
+	return slices.ContainsFunc(ix.variants, func(v string) bool { return strings.HasSuffix(v, variant) })
+}
+
+// variantSize is that of a rfc9111.VariantKey.
+const variantSize = 2 * sha256.Size
+
+// suffix is what a variant's key ends with.
+func (ix *index) suffix(variant string) string {
+	for _, v := range ix.variants {
+		if len(v) > len(variant) && strings.HasSuffix(v, variant) {
+			return v
+		}
+	}
+	return ix.gen + variant
+}
 
 // covers reports whether the keys under an index, or of a page without one (nil), tell
 // apart what varies on the names.

@@ -82,10 +82,7 @@ func (m *Middleware) SoftPurge(ctx context.Context, rawURL string) error {
 		case errors.Is(err, guard.ErrMiss):
 			err = m.guard.Delete(ctx, key)
 		case err == nil && res.Value.ix != nil:
-			err = nil
-			for _, v := range res.Value.ix.variants {
-				errs = append(errs, m.guard.Expire(ctx, variantKey(key, res.Value.ix, v)))
-			}
+			err = m.expireVariants(ctx, key)
 		case err == nil:
 			err = m.guard.Expire(ctx, key)
 		}

@@ -220,7 +220,7 @@ func (a *asked) key(epoch string) string {
 
 // variantKey is that of one variant of the page (Vary).
 func variantKey(key string, ix *index, variant string) string {
-	return key + "\n" + ix.gen + variant
+	return key + "\n" + ix.suffix(variant)
 }
 
 // listed is a digest of what the options make part of the key.

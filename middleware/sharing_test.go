@@ -700,6 +700,43 @@ func (s withoutEpochs) Acquire(ctx context.Context, key string, ask cache.Ask) (
 	return s.Store.Acquire(ctx, key, ask)
 }
 
+// A run that is under way when its page is softly purged doesn't bring it back, also if
+// it is for a variant that nobody had asked for before.
+func TestSoftPurgeWhileAVariantIsFetched(t *testing.T) {
+	var content atomic.Int32
+	began, release := make(chan struct{}), make(chan struct{})
+	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=60")
+		w.Header().Set("Vary", "Accept-Language")
+		n, language := content.Load(), r.Header.Get("Accept-Language")
+		if language == "fr" && n == 0 {
+			close(began)
+			<-release
+		}
+		fmt.Fprint(w, language, " ", n)
+	})
+	s.is(s.do("/", "Accept-Language: de"), 200, "de 0")
+	s.is(s.do("/", "Accept-Language: en"), 200, "en 0")
+	eventually(t, "both are counted", func() bool { return s.m.Variants(t.Context(), s.URL+"/") == 2 })
+	var wg sync.WaitGroup
+	wg.Go(func() { s.is(s.do("/", "Accept-Language: fr"), 200, "fr 0") })
+	<-began
+	content.Store(1)
+	for range 2 {
+		if err := s.m.SoftPurge(t.Context(), s.URL+"/"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(release)
+	wg.Wait()
+	s.is(s.do("/", "Accept-Language: fr"), 200, "fr 1")
+	for _, language := range []string{"de", "en"} { // they are had anew in the background
+		s.is(s.do("/", "Accept-Language: "+language), 200, language+" 0")
+		eventually(t, language+" is had anew", func() bool { return s.do("/", "Accept-Language: "+language).body == language+" 1" })
+	}
+	eventually(t, "all are counted", func() bool { return s.m.Variants(t.Context(), s.URL+"/") == 3 })
+}
+
 func TestPurgeWhileVariantsAreStoredFailsNobody(t *testing.T) {
 	s := open(t, middleware.Options{MaxVariants: 1000}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
