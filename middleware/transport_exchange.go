@@ -159,6 +159,7 @@ func (x *trExchange) roundTrip() (*http.Response, error) {
 		if ix := r.Value.ix; ix != nil {
 			slot = trSlot{key: x.t.keys.variant(x.key, ix, x.req), ix: ix}
 			x.forwardAs(rfc9111.FwdVaryMiss)
+			reloads = 0 // of another slot
 			continue
 		}
 		if r.Value.header == nil {

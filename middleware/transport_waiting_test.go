@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,6 +88,34 @@ func (f *payingFleet) get(process int, path string, within time.Duration, header
 func every(d time.Duration) budget.Limit { return budget.Limit{Rate: 1, Per: d, Reserve: -1} }
 
 // The time that a call waits for its budget is no part of its response's age.
+// no-cache asks for a call that begins when the request is there, also where a call that
+// began before shows that the URL's responses vary.
+func TestTransportAsksAnewForNoCacheWhereItLearnsOfVary(t *testing.T) {
+	header, body := make(chan struct{}), make(chan struct{})
+	var calls atomic.Int32
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		n := calls.Add(1)
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept")
+		if n == 1 {
+			<-header
+			_ = http.NewResponseController(w).Flush()
+			<-body
+		}
+		fmt.Fprint(w, "call ", n)
+	})
+	a := newTransport(t, memoryFleet(t)())
+	var wg sync.WaitGroup
+	wg.Go(func() { wantAnswer(t, ask(t, a, v.URL), 200, "call 1") })
+	waitUntil(t, func() bool { return calls.Load() == 1 })
+	wg.Go(func() { wantAnswer(t, ask(t, a, v.URL, "Cache-Control", "no-cache"), 200, "call 2") })
+	time.Sleep(100 * time.Millisecond) // for it to wait
+	close(header)
+	time.Sleep(100 * time.Millisecond)
+	close(body)
+	wg.Wait()
+}
+
 func TestTransportCountsNoWaitForABudgetAsAge(t *testing.T) {
 	withBudget(t, every(10*time.Second), "max-age=5", func(f *payingFleet) {
 		for _, path := range []string{"/1", "/2"} {
