@@ -163,7 +163,7 @@ func (x *trExchange) receive(slot trSlot, f *guard.Fill[*page], r *trReply, stal
 		return nil, x.reject(dec, r, stale, pause)
 	}
 	op := &trOpening{d: r.d, stored: dec.storable, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived}
-	if dec.storable && resp.ContentLength > int64(x.p.MaxBody) && x.method != http.MethodHead {
+	if dec.storable && x.tooLong(resp) {
 		dec.storable, op.stored, op.detail = false, false, "too-large"
 	}
 	switch {

@@ -75,7 +75,12 @@ func alwaysValidated(f rfc9111.Freshness) bool {
 
 // fits reports whether a response may be kept in a slot, as far as its header tells.
 func (x *trExchange) fits(slot trSlot, resp *http.Response, dec trDecision) bool {
-	return dec.storable && !isFailure(resp.StatusCode) && resp.ContentLength <= int64(x.p.MaxBody) && slot.ix.covers(dec.page.vary)
+	return dec.storable && !isFailure(resp.StatusCode) && !x.tooLong(resp) && slot.ix.covers(dec.page.vary)
+}
+
+// tooLong reports whether a response says that it is too long to be kept.
+func (x *trExchange) tooLong(resp *http.Response) bool {
+	return resp.ContentLength > int64(x.p.MaxBody) && x.method != http.MethodHead
 }
 
 // keep sets the terms on which a page is stored. Its age goes on from now.

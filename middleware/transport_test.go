@@ -224,6 +224,28 @@ func TestTransportKeepsVariantsWhenMoreIsVariedOn(t *testing.T) {
 	})
 }
 
+// A HEAD has no body that could be too long.
+func TestTransportKeepsTheHeadOfWhatIsLong(t *testing.T) {
+	var etag atomic.Pointer[string]
+	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-cache")
+		w.Header().Set("ETag", *etag.Load())
+		w.Header().Set("Content-Length", "5000000")
+		if r.Header.Get("If-None-Match") == *etag.Load() {
+			w.WriteHeader(http.StatusNotModified)
+		}
+	})
+	a := newTransport(t, memoryFleet(t)())
+	for _, tag := range []string{`"1"`, `"2"`, `"3"`} {
+		etag.Store(&tag)
+		wantAnswer(t, askWith(t, a, "HEAD", v.URL), 200, "")
+		waitUntil(t, func() bool {
+			wantAnswer(t, askWith(t, a, "HEAD", v.URL), 200, "")
+			return v.last().Header.Get("If-None-Match") == tag
+		})
+	}
+}
+
 func TestTransportSharesOnlyWithTheSameCredentials(t *testing.T) {
 	inTrFleets(t, func(t *testing.T, open trFleet) {
 		who := func(r *http.Request) string {
