@@ -490,6 +490,29 @@ func TestCompress(t *testing.T) {
 	s.ran(1)
 }
 
+// A 304 may forbid what was allowed when the page was stored.
+func TestNotModifiedMayForbidCompression(t *testing.T) {
+	body := strings.Repeat("text ", 1000)
+	for _, says := range []string{"Cache-Control: no-cache, no-transform", "Repr-Digest: sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGfvtqTRcMqMYk=:"} {
+		s := open(t, middleware.Options{Compress: true}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("ETag", `"v"`)
+			if r.Header.Get("If-None-Match") == "" {
+				fmt.Fprint(w, body)
+				return
+			}
+			name, value, _ := strings.Cut(says, ": ")
+			w.Header().Set(name, value)
+			w.WriteHeader(http.StatusNotModified)
+		})
+		s.is(s.do("/"), 200, body)
+		g := s.do("/", "Accept-Encoding: gzip")
+		if s.is(g, 200, body); g.Header.Get("Content-Encoding") != "" {
+			t.Errorf("%s: %v", says, g.Header)
+		}
+	}
+}
+
 // A part of a response doesn't come with the digest of its whole content, from the
 // middleware or from a transport. That of the representation goes with any part.
 func TestPartsHaveNoDigestOfTheWhole(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,10 +20,8 @@ func compress(p *page) []byte {
 	if p.status != http.StatusOK || len(p.body) < compressAbove || len(p.header["Content-Encoding"]) > 0 || !isText(p.header.Get("Content-Type")) {
 		return nil
 	}
-	for _, name := range digests {
-		if len(p.header[name])+len(p.trailer[name]) > 0 {
-			return nil
-		}
+	if hasDigest(p) {
+		return nil
 	}
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
@@ -36,6 +35,10 @@ func compress(p *page) []byte {
 // digests are of the bytes as the handler wrote them, encoding and all (RFC 9530): a
 // client that checks one would find that others came.
 var digests = []string{"Content-Digest", "Repr-Digest", "Digest", "Content-Md5"}
+
+func hasDigest(p *page) bool {
+	return slices.ContainsFunc(digests, func(name string) bool { return len(p.header[name])+len(p.trailer[name]) > 0 })
+}
 
 func isText(contentType string) bool {
 	t, _, err := mime.ParseMediaType(contentType)

@@ -339,6 +339,9 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 	l.tags = c.m.tagsOf(r.req, p.header)
 	c.note(r, decision{stored: true, fwdCode: http.StatusNotModified, ttl: p.freshness.Left(p.freshness.InitialAge)})
 	p.header = rfc9111.StoredHeader(resp, l.d.Control, l.rfc)
+	if l.d.Control.NoTransform || hasDigest(&p) {
+		p.gzip = nil
+	}
 	if c.notShared(l) != "" || !slices.Equal(l.d.Vary, p.vary) {
 		if !c.asked.withholds(r.req, l.d.Vary) {
 			c.mu.Lock()
