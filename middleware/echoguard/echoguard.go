@@ -40,7 +40,14 @@ func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 			defer func() { lent.Lock(); c.SetRequest(request); c.SetResponse(response) }()
 			m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				own := c
-				if !middleware.Shared(r.Context()) && !refreshes(r, request) && lent.TryLock() {
+				mine := !middleware.Shared(r.Context()) && !refreshes(r, request)
+				switch {
+				case mine && isAlone(r, request):
+					lent.Lock() // a run that the request has given up may have c still
+				case mine:
+					mine = lent.TryLock()
+				}
+				if mine {
 					defer lent.Unlock()
 				} else {
 					own = e.NewContext(nil, nil)
@@ -62,6 +69,11 @@ func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 			return nil
 		}
 	}
+}
+
+// isAlone reports whether r is no run's: its handler keeps the request busy anyway.
+func isAlone(r, request *http.Request) bool {
+	return callers.Of(r.Context()) == callers.Of(request.Context())
 }
 
 // refreshes reports whether the run that has r is a refresh in the background, which

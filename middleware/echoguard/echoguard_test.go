@@ -149,6 +149,33 @@ func TestRefreshKeepsNobody(t *testing.T) {
 }
 
 // Wherever it is put, it finds the route, and is one run.
+// A run that turns out to be no answer for its client leaves it its values.
+func TestContextValuesOfARequestThatIsRunAnew(t *testing.T) {
+	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		looksUp := func(next echo.HandlerFunc) echo.HandlerFunc {
+			return func(c echo.Context) error {
+				c.Set("user", "ann")
+				return next(c)
+			}
+		}
+		e.GET("/", func(c echo.Context) error {
+			c.Response().Header().Set("Cache-Control", "private")
+			c.Response().Header().Set("Vary", "User-Agent")
+			c.Response().WriteHeader(200)
+			c.Response().Flush()
+			if c.Request().UserAgent() == "" {
+				<-c.Request().Context().Done()
+				time.Sleep(10 * time.Millisecond)
+			}
+			_, err := fmt.Fprint(c.Response(), c.Get("user"))
+			return err
+		}, looksUp, guarded)
+	})
+	if code, body := get(t, s.URL, "session=ann"); code != 200 || body != "ann" {
+		t.Errorf("%d %q", code, body)
+	}
+}
+
 func TestEveryPlace(t *testing.T) {
 	for name, routes := range map[string]func(e *echo.Echo, guarded echo.MiddlewareFunc, report echo.HandlerFunc){
 		"Use":   func(e *echo.Echo, g echo.MiddlewareFunc, h echo.HandlerFunc) { e.Use(g); e.GET("/a/report/:id", h) },
