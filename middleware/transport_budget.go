@@ -62,7 +62,7 @@ func (t *Transport) call(ctx context.Context, c trCall, req *http.Request) (*htt
 }
 
 // roundTrip makes one call, and notes when. A response that has no Body is taken as
-// an http.Client takes it.
+// an http.Client takes it, and names of fields are spelled as the rules look for them.
 func (t *Transport) roundTrip(c trCall, req *http.Request) (*http.Response, error) {
 	if c.sent != nil {
 		*c.sent = time.Now()
@@ -78,6 +78,12 @@ func (t *Transport) roundTrip(c trCall, req *http.Request) (*http.Response, erro
 		return nil, fmt.Errorf("middleware: the base transport (%T) returned a response of %d bytes without a Body", t.opts.Base, resp.ContentLength)
 	default:
 		resp.Body = http.NoBody
+	}
+	for name := range resp.Header {
+		if http.CanonicalHeaderKey(name) != name {
+			resp.Header = canonical(resp.Header)
+			break
+		}
 	}
 	return resp, nil
 }

@@ -275,7 +275,7 @@ func (b *trBody) Close() error {
 func (d *trDownload) trailer() http.Header {
 	var t http.Header
 	for name, values := range d.resp.Trailer {
-		if len(values) > 0 && !slices.Contains(setCookies, name) {
+		if len(values) > 0 && !slices.Contains(setCookies, http.CanonicalHeaderKey(name)) {
 			if t == nil {
 				t = http.Header{}
 			}

@@ -16,6 +16,43 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
+// A base that makes responses by itself may spell names as it likes.
+func TestTransportReadsResponsesHoweverTheirNamesAreWritten(t *testing.T) {
+	for name, h := range map[string]http.Header{
+		"private": {"cache-control": {"private"}},
+		"cookie":  {"Cache-Control": {"max-age=60"}, "set-cookie": {"id=1"}},
+		"trailer": {"Cache-Control": {"max-age=60"}},
+	} {
+		calls := 0
+		a := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) {
+			o.TTL = time.Minute
+			o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+				calls++
+				return &http.Response{
+					StatusCode: 200, ProtoMajor: 1, ProtoMinor: 1, Header: h.Clone(), Trailer: http.Header{"set-cookie": {"id=2"}},
+					ContentLength: -1, Body: io.NopCloser(strings.NewReader("page")), Request: r,
+				}, nil
+			})
+		})
+		first := ask(t, a, "http://a.example/")
+		if wantAnswer(t, first, 200, "page"); name == "cookie" && first.Header.Get("Set-Cookie") != "id=1" {
+			t.Errorf("the one who asked has no cookie: %v", first.Header)
+		}
+		waitUntil(t, func() bool { return len(a.Stats().InFlight) == 0 })
+		second := ask(t, a, "http://a.example/")
+		if name == "private" && calls != 2 {
+			t.Errorf("a private response was shared: %s", second.cacheStatus())
+		}
+		for _, fields := range []http.Header{second.Header, second.Trailer} {
+			for field := range fields {
+				if strings.EqualFold(field, "Set-Cookie") && calls == 1 {
+					t.Errorf("%s: a cookie is shared: %v", name, fields)
+				}
+			}
+		}
+	}
+}
+
 func TestTransportKeepsSecretsOutOfRedis(t *testing.T) {
 	open, server := redisFleet(t)
 	secrets := []string{"s3cret-bearer", "s3cret-cookie", "s3cret-apikey", "s3cret-query", "s3cret-path", "s3cret-user", "s3cret-vary", "s3cret-setcookie"}
