@@ -61,8 +61,7 @@ type readResult struct {
 func (bt *batch) size() int { return len(bt.entries.names) + len(bt.records.names) }
 
 func (bt *batch) full() bool {
-	n := bt.size()
-	return n >= maxBatch || n*bt.b.bytes >= maxBatchBytes
+	return bt.size() >= maxBatch || len(bt.entries.names)*bt.b.bytes >= maxBatchBytes
 }
 
 // keys: reads of many keys may look up the records of very many tags at once.
@@ -128,7 +127,7 @@ func (b *batcher) mayGo(bt *batch, busy int) bool {
 	}
 	switch names := bt.entries.names; {
 	case bt.full():
-		return busy < maxReads && (len(names) > 2*fewNames || slices.ContainsFunc(names, func(name string) bool { return !b.reading(name) }))
+		return busy < maxReads && (bt.size() > 2*fewNames || slices.ContainsFunc(names, func(name string) bool { return !b.reading(name) }))
 	case busy >= smallReads || few <= 0 || b.coming > 0:
 		return false
 	default:

@@ -1,10 +1,14 @@
 package cache_test
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/redistest"
@@ -159,5 +163,58 @@ func TestLargeValuesAreReadInSmallBatches(t *testing.T) {
 	})
 	if trips != 8 || commands != " 4 get 4 mget" {
 		t.Errorf("%d round trips:%s, want 4 of one key and 4 of four", trips, commands)
+	}
+}
+
+// Records of tags are small, whatever else is read, and nobody waits for their
+// copies.
+func TestRecordsDontWaitForValues(t *testing.T) {
+	g := &gate{held: make(chan struct{}, 100), of: func(cmd redis.Cmder) bool {
+		return cmd.Name() == "get" && fmt.Sprint(cmd.Args()[1]) == "app:{k0}"
+	}}
+	client := redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client()
+	client.AddHook(g)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "app", RedisTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	tagged := make([]string, 300) // more records than go in one batch
+	for i := range tagged {
+		tagged[i] = fmt.Sprint("tagged", i)
+		e := entryOf("v", time.Hour)
+		e.Tags = tagged[i : i+1]
+		if err := s.Set(t.Context(), tagged[i], e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		size int // of the value that is being read
+		read func(ctx context.Context) error
+	}{
+		{"the clock, beside a large one", 1 << 20, func(ctx context.Context) error {
+			_, err := s.Stamp(ctx)
+			return err
+		}},
+		{"of many tags", 100, func(ctx context.Context) (failed error) {
+			s.ReadMany(ctx, "", tagged, func(_ int, _ *cache.Reading, err error) { failed = cmp.Or(failed, err) })
+			return failed
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := &readers{t: t, s: s, g: g, done: make(chan struct{})}
+			keys := warmed(t, s, 10, c.size)
+			open := r.shut()
+			r.read(keys[0])
+			r.sent()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if err := c.read(ctx); err != nil {
+				t.Error(err)
+			}
+			open()
+			r.wait()
+		})
 	}
 }
