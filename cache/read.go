@@ -121,14 +121,14 @@ func newBatcher(s *Redis, n *node) *batcher {
 // commands nor a large value's copies grow with its callers. A full one goes if it
 // asks for anything else, or is of many. b.mu is held.
 func (b *batcher) mayGo(bt *batch, busy int) bool {
-	few := fewNames
+	few, slots := fewNames, cap(b.n.slots) // who waits for a slot uses up the batch's time
 	for _, u := range b.under {
 		few -= len(u.entries.names)
 	}
 	switch names := bt.entries.names; {
 	case bt.full():
-		return busy < maxReads && (bt.size() > 2*fewNames || slices.ContainsFunc(names, func(name string) bool { return !b.reading(name) }))
-	case busy >= smallReads || few <= 0 || b.coming > 0:
+		return busy < min(maxReads, slots) && (bt.size() > 2*fewNames || slices.ContainsFunc(names, func(name string) bool { return !b.reading(name) }))
+	case busy >= min(smallReads, slots) || few <= 0 || b.coming > 0:
 		return false
 	default:
 		return !slices.ContainsFunc(names, b.reading)

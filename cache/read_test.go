@@ -218,3 +218,31 @@ func TestRecordsDontWaitForValues(t *testing.T) {
 		})
 	}
 }
+
+// A batch that waits for one of MaxInFlight would use up its time.
+func TestReadsAreCollectedWhereFewMayBeUnderWay(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	for _, size := range []int{100, 1 << 20} {
+		t.Run(fmt.Sprint(size, " bytes"), func(t *testing.T) {
+			client := server.Client()
+			g := &gate{held: make(chan struct{}, 100), of: func(cmd redis.Cmder) bool { return cmd.Name() == "get" }}
+			client.AddHook(g)
+			s, err := cache.NewRedis(client, cache.Options{Namespace: "app", RedisTimeout: time.Minute, MaxInFlight: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			r := &readers{t: t, s: s, g: g, done: make(chan struct{})}
+			keys := warmed(t, s, 10, size)
+			open := r.shut()
+			r.read(keys[0])
+			r.sent()
+			for _, key := range keys[1:4] {
+				r.read(key)
+			}
+			eventually(t, func() bool { return cache.QueuedReads(s) == 3 })
+			open()
+			r.wait()
+		})
+	}
+}
