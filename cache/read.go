@@ -252,7 +252,7 @@ func (b *batcher) note(names []string, results []readResult) {
 		switch {
 		case r.err != nil:
 		case r.reading.Found:
-			bytes += len(r.reading.Entry.Payload)
+			bytes += min(len(r.reading.Entry.Payload), 5*maxBatchBytes/4) // more fills a batch no fuller
 			found++
 		case len(results) <= small:
 			missed = append(missed, names[i])

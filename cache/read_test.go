@@ -246,3 +246,22 @@ func TestReadsAreCollectedWhereFewMayBeUnderWay(t *testing.T) {
 		})
 	}
 }
+
+func TestOneHugeValueDoesntScatterReads(t *testing.T) {
+	s, g := reading(t, redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client(), "app")
+	huge := strings.Repeat("v", 16<<20)
+	if err := s.Set(t.Context(), "huge", entryOf(huge, time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	keys := warmed(t, s, 10, 100)
+	wantRead(t, s, "huge", huge)
+	r := &readers{t: t, s: s, g: g, done: make(chan struct{})}
+	open := r.shut()
+	for _, key := range keys[:4] {
+		r.read(key)
+		r.sent()
+	}
+	r.queued(3, keys[4:7]...)
+	open()
+	r.wait()
+}
