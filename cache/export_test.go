@@ -99,7 +99,7 @@ func FailuresWhenSettled(s *Redis, givenUp bool) int32 {
 	n := s.topo.all()[0]
 	bt := &failing{load: newLoad(), b: n.breaker, givenUp: givenUp}
 	l := newLane(s, n, func() *failing { return bt }, func(*failing, int) bool { return false })
-	l.join(func(*failing) bool { return true })
+	l.join(l.next, func(*failing) {})
 	<-bt.done
 	return bt.failures
 }

@@ -22,6 +22,8 @@ type lane[B laden] struct {
 	// hold, if there is one, is asked with mu held before the next batch is taken,
 	// which may be none, and answers whether to leave it for a missPause first.
 	hold func(next B) bool
+	// took, if there is one, is told with mu held of a batch that has left the queue.
+	took func(B)
 
 	mu     sync.Mutex
 	queue  []B // collecting: all but the last take nothing new
@@ -75,29 +77,22 @@ func (l *load) settle(err error) {
 	close(l.done)
 }
 
-// join adds to a batch that collects, or to a new one, and sees to it that it will
-// be sent. add answers false if the batch doesn't take it. join returns nil when
-// the store has been closed.
-func (l *lane[B]) join(add func(B) bool) B {
+// join adds to the batch of the queue that find answers with mu held, or, if that is
+// nil, to a new one, and sees to it that it will be sent. It returns nil when the
+// store has been closed.
+func (l *lane[B]) join(find func() B, add func(B)) B {
 	var none B
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	bt := l.collect(add)
+	bt := find()
+	if bt == none {
+		bt = l.open()
+		l.queue = append(l.queue, bt)
+	}
+	add(bt)
 	if !l.start() {
 		return none
 	}
-	return bt
-}
-
-func (l *lane[B]) collect(add func(B) bool) B {
-	for _, bt := range l.queue {
-		if add(bt) {
-			return bt
-		}
-	}
-	bt := l.open()
-	add(bt)
-	l.queue = append(l.queue, bt)
 	return bt
 }
 
@@ -137,6 +132,9 @@ func (l *lane[B]) take() (bt B) {
 	bt = l.queue[0]
 	l.queue = slices.Delete(l.queue, 0, 1)
 	l.under = append(l.under, bt)
+	if l.took != nil {
+		l.took(bt)
+	}
 	return bt
 }
 

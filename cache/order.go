@@ -130,10 +130,7 @@ func (s *Redis) order(ctx context.Context, op string, inv invocation, late func(
 		return nil, notSent, errBreakerOpen
 	}
 	away := n.breaker.away()
-	bt := n.orders.join(func(bt *orders) bool {
-		bt.all, bt.bytes = append(bt.all, o), bt.bytes+size
-		return true
-	})
+	bt := n.orders.join(n.orders.next, func(bt *orders) { bt.all, bt.bytes = append(bt.all, o), bt.bytes+size })
 	if bt == nil {
 		return nil, notSent, ErrClosed
 	}

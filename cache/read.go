@@ -15,8 +15,9 @@ import (
 type batcher struct {
 	*lane[*batch]
 	// Guarded by lane.mu.
-	missed []string // names that the last batch found nothing under
-	bytes  int      // that a value has, about
+	missed []string          // names that the last batch found nothing under
+	bytes  int               // that a value has, about
+	closed map[string]*batch // of the queue: all but the last, by name
 }
 
 const (
@@ -46,6 +47,7 @@ type batch struct {
 	records nameSet // names of tags' records, and of their clock
 	results []readResult
 	found   []foundRecord
+	closed  bool      // another collects behind it
 	check   *tagCheck // what is left to be done when it has been answered
 }
 
@@ -61,7 +63,7 @@ type readResult struct {
 func (bt *batch) size() int { return len(bt.entries.names) + len(bt.records.names) }
 
 func (bt *batch) full() bool {
-	return bt.size() >= maxBatch || len(bt.entries.names)*bt.b.bytes >= maxBatchBytes
+	return bt.closed || bt.size() >= maxBatch || len(bt.entries.names)*bt.b.bytes >= maxBatchBytes
 }
 
 // keys: reads of many keys may look up the records of very many tags at once.
@@ -110,10 +112,40 @@ func (bt *batch) read(ctx context.Context, pipe redis.Pipeliner) error {
 func (bt *batch) carriedOut() { bt.check.finishLater() }
 
 func newBatcher(s *Redis, n *node) *batcher {
-	b := &batcher{}
+	b := &batcher{closed: map[string]*batch{}}
 	b.lane = newLane(s, n, func() *batch { return &batch{load: newLoad(), b: b} }, b.mayGo)
-	b.lane.hold = b.hold
+	b.lane.hold, b.lane.took = b.hold, b.took
 	return b
+}
+
+// collecting is the batch of the queue that a name goes in: the one that it is in, or
+// the last, if that isn't full. It doesn't look through them: there may be thousands.
+// b.mu is held.
+func (b *batcher) collecting(name string) *batch {
+	if bt := b.closed[name]; bt != nil {
+		return bt
+	}
+	if len(b.queue) == 0 {
+		return nil
+	}
+	last := b.queue[len(b.queue)-1]
+	if last.entries.has(name) || !last.full() {
+		return last
+	}
+	last.closed = true
+	for _, name := range last.entries.names {
+		b.closed[name] = last
+	}
+	return nil
+}
+
+// took forgets where the names of a batch waited. b.mu is held.
+func (b *batcher) took(bt *batch) {
+	if bt.closed {
+		for _, name := range bt.entries.names {
+			delete(b.closed, name)
+		}
+	}
 }
 
 // mayGo answers false for a batch that asks for what is being read already: its
@@ -155,12 +187,7 @@ func (b *batcher) read(ctx context.Context, name string) (*Reading, error) {
 	}
 	away := b.n.breaker.away()
 	var i int
-	bt := b.join(func(bt *batch) bool {
-		if i = bt.entries.place(name); i < 0 && !bt.full() {
-			i = bt.entries.add(name)
-		}
-		return i >= 0
-	})
+	bt := b.join(func() *batch { return b.collecting(name) }, func(bt *batch) { i = bt.entries.add(name) })
 	if bt == nil {
 		return nil, ErrClosed
 	}

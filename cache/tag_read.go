@@ -129,11 +129,10 @@ func (l *lookup) send() {
 			a.err = errBreakerOpen
 		default:
 			a.away = a.n.breaker.away()
-			a.bt = a.n.reads.join(func(bt *batch) bool {
+			a.bt = a.n.reads.join(a.n.reads.next, func(bt *batch) {
 				for _, name := range a.names.names {
 					bt.records.add(name)
 				}
-				return true
 			})
 			if a.bt == nil {
 				a.err = ErrClosed
