@@ -104,6 +104,19 @@ func FailuresWhenSettled(s *Redis, givenUp bool) int32 {
 	return bt.failures
 }
 
+// ParksBesideWoken reports whether a sender waits for a batch beside as many as may,
+// who have been woken and haven't noticed.
+func ParksBesideWoken(s *Redis) bool {
+	n := s.topo.all()[0]
+	l := newLane(s, n, func() *failing { return nil }, nil)
+	for range maxParked {
+		l.wake <- struct{}{}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return newSender(l).park()
+}
+
 // RingLate has an alarm notice the end of its batch's time that late, twice, and
 // returns how often it gave the batch more.
 func RingLate(s *Redis, late time.Duration) (extended int) {

@@ -265,3 +265,12 @@ func TestOneHugeValueDoesntScatterReads(t *testing.T) {
 	open()
 	r.wait()
 }
+
+// Whoever wakes a sender holds the lane's lock, and mustn't have to wait for one that
+// is about to take it.
+func TestNoMoreSendersWaitThanCanBeWoken(t *testing.T) {
+	s, _ := reading(t, redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client(), "app")
+	if cache.ParksBesideWoken(s) {
+		t.Error("one waits beside as many as there is room to wake")
+	}
+}

@@ -106,10 +106,11 @@ func (sn *sender[B]) yield() {
 }
 
 // park waits until a batch is there to be taken. It answers false if enough
-// senders wait, or if the node has ended. l.mu is held, but while it waits.
+// senders wait, be it that they are awake and haven't noticed: wake has room for no
+// more. Or if the node has ended. l.mu is held, but while it waits.
 func (sn *sender[B]) park() bool {
 	l := sn.l
-	if l.parked == maxParked || l.n.ctx.Err() != nil {
+	if l.parked+len(l.wake) >= maxParked || l.n.ctx.Err() != nil {
 		return false
 	}
 	l.parked++
