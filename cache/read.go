@@ -43,6 +43,7 @@ const (
 type batch struct {
 	load
 	b       *batcher
+	opened  time.Time
 	entries nameSet // names of entries
 	records nameSet // names of tags' records, and of their clock
 	results []readResult
@@ -113,7 +114,7 @@ func (bt *batch) carriedOut() { bt.check.finishLater() }
 
 func newBatcher(s *Redis, n *node) *batcher {
 	b := &batcher{closed: map[string]*batch{}}
-	b.lane = newLane(s, n, func() *batch { return &batch{load: newLoad(), b: b} }, b.mayGo)
+	b.lane = newLane(s, n, func() *batch { return &batch{load: newLoad(), b: b, opened: time.Now()} }, b.mayGo)
 	b.lane.hold, b.lane.took = b.hold, b.took
 	return b
 }
@@ -159,13 +160,17 @@ func (b *batcher) mayGo(bt *batch, busy int) bool {
 	}
 	switch names := bt.entries.names; {
 	case bt.full():
-		return busy < min(maxReads, slots) && (bt.size() > 2*fewNames || slices.ContainsFunc(names, func(name string) bool { return !b.reading(name) }))
+		return (busy < min(maxReads, slots) || busy < slots && b.overdue(bt)) && (bt.size() > 2*fewNames || slices.ContainsFunc(names, func(name string) bool { return !b.reading(name) }))
 	case busy >= min(smallReads, slots) || few <= 0 || b.coming > 0:
 		return false
 	default:
 		return !slices.ContainsFunc(names, b.reading)
 	}
 }
+
+// overdue reports whether a batch has waited long for others: its callers count on
+// an answer in about twice RedisTimeout, however long the queue.
+func (b *batcher) overdue(bt *batch) bool { return time.Since(bt.opened) > b.s.opts.RedisTimeout/2 }
 
 // reading reports whether a batch under way asks for the name. b.mu is held.
 func (b *batcher) reading(name string) bool {

@@ -3,6 +3,7 @@ package cache_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -272,5 +273,32 @@ func TestNoMoreSendersWaitThanCanBeWoken(t *testing.T) {
 	s, _ := reading(t, redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client(), "app")
 	if cache.ParksBesideWoken(s) {
 		t.Error("one waits beside as many as there is room to wake")
+	}
+}
+
+// Redis is in a black hole, and the breaker takes long to open.
+func TestQueuedReadsDontWaitForRoundAfterRound(t *testing.T) {
+	const timeout, keys = 200 * time.Millisecond, 60
+	client := redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client()
+	g := &gate{held: make(chan struct{}, 100), of: func(cmd redis.Cmder) bool { return cmd.Name() == "get" }}
+	client.AddHook(g)
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "app", RedisTimeout: timeout, BreakerFailures: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	names := warmed(t, s, keys, 300_000) // each is a batch
+	defer g.shut(&g.way)()
+	start, done := time.Now(), make(chan error)
+	for _, key := range names {
+		go func() { _, err := s.Read(t.Context(), key); done <- err }()
+	}
+	for range names {
+		if err := <-done; !errors.Is(err, cache.ErrUnavailable) {
+			t.Error(err)
+		}
+	}
+	if took := time.Since(start); took > 5*timeout {
+		t.Errorf("the last was told after %v", took)
 	}
 }
