@@ -82,7 +82,9 @@ func (b *batch) fetchHere(members []*member, source Source) {
 		}
 		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, paid, nil)
 		for i, m := range now {
-			m.withStale(&rs[i])
+			if errors.Is(rs[i].err, ErrNotModified) {
+				m.addStale(&rs[i]) // as it was read: Redis may be away
+			}
 			m.answer(m.fetchedHere(&rs[i], &rs[i].fill, starts[i], source))
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 )
@@ -71,9 +72,9 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	}
 	fetching = true
 	rs := b.runFetchMany(b.ctx, b.fetch, keys, evs, paid, p.unwanted)
+	b.withStale(live, rs)
 	for i, m := range live {
 		rs[i].stamp, rs[i].stampErr = stamp, stampErr
-		m.withStale(&rs[i])
 		ends[i] = m.ending(m.lease, starts[i], &rs[i])
 	}
 	b.giveBackMany(live, ends)
@@ -135,12 +136,43 @@ func (b *batch) spending(members []*member) Spending {
 	return s
 }
 
-// withStale adds the stale value, where the fetch has said that it is good.
+// withStale reads the last value anew where the fetch has said that it is good, and
+// adds it.
 func (p *pursuit) withStale(r *fetched) {
 	if errors.Is(r.err, ErrNotModified) {
 		p.recheck()
-		f := p.newFill()
-		r.fill.stale, r.fill.staleReading = f.stale, f.staleReading
+		p.addStale(r)
+	}
+}
+
+// addStale adds the last value as it is known.
+func (p *pursuit) addStale(r *fetched) {
+	f := p.newFill()
+	r.fill.stale, r.fill.staleReading = f.stale, f.staleReading
+}
+
+// withStale is that of a pursuit, for many: all are read at once.
+func (b *batch) withStale(members []*member, rs []fetched) {
+	var good []int
+	var keys []string
+	for i, m := range members {
+		if errors.Is(rs[i].err, ErrNotModified) && m.known != nil && m.known.Found {
+			good, keys = append(good, i), append(keys, m.call.key)
+		}
+	}
+	if len(good) == 0 {
+		return
+	}
+	at, moment := time.Now(), b.tick()
+	b.store.ReadMany(b.ctx, b.storePrefix(), keys, func(j int, r *cache.Reading, err error) {
+		if err != nil {
+			r = nil
+		}
+		m := members[good[j]]
+		m.known, m.knownAt, m.knownMoment = kept(r, err, at).reading, at, moment
+	})
+	for _, i := range good {
+		members[i].addStale(&rs[i])
 	}
 }
 

@@ -951,6 +951,66 @@ func TestBypassedKeysOfABatch(t *testing.T) {
 	})
 }
 
+// A scarce store answers nothing more once it has been asked for leases, if it goes
+// away, and counts how often it is read.
+type scarce struct {
+	cache.Store
+	goes        bool
+	away        atomic.Bool
+	reads, many atomic.Int32
+}
+
+func (s *scarce) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
+	s.away.Store(s.goes)
+	if s.goes {
+		return slices.Repeat([]cache.Acquired{{Err: cache.ErrUnavailable}}, len(requests))
+	}
+	return s.Store.AcquireMany(ctx, requests)
+}
+
+func (s *scarce) Read(ctx context.Context, key string) (*cache.Reading, error) {
+	s.reads.Add(1)
+	if s.away.Load() {
+		return nil, cache.ErrUnavailable
+	}
+	return s.Store.Read(ctx, key)
+}
+
+func (s *scarce) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
+	s.many.Add(1)
+	if !s.away.Load() {
+		s.Store.ReadMany(ctx, prefix, keys, each)
+		return
+	}
+	for i := range keys {
+		each(i, nil, cache.ErrUnavailable)
+	}
+}
+
+// What a batch's fetch finds still good is looked at again in one go, or not at all
+// where Redis is away.
+func TestValuesOfABatchThatAreStillGoodAreReadAtOnce(t *testing.T) {
+	for name, goes := range map[string]bool{"under leases": false, "Redis has gone away": true} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				s := &scarce{Store: w.open(), goes: goes}
+				g := w.guard(s, policy())
+				time.Sleep(time.Second)
+				keys := keysFrom(0, 50)
+				for key, v := range valuesOf(keys) {
+					must(w, g.Set(w.Context(), key, v))
+					must(w, g.Expire(w.Context(), key)) // and keep it, to compare with
+				}
+				good := func(context.Context, []string) (map[string]string, error) { return nil, guard.ErrNotModified }
+				equal(w, getMany(w, g, keys, good), valuesOf(keys))
+				if one, many := s.reads.Load(), s.many.Load(); one > 0 || many > 2 {
+					w.Errorf("%d keys were read one by one, and others in %d goes", one, many)
+				}
+			})
+		})
+	}
+}
+
 func TestHoldersOfSomeKeysDieAndTheBatchTakesThemOver(t *testing.T) {
 	inRedis(t, func(w *world) {
 		// A process whose subscription is gone, and that renews nothing, has died.
