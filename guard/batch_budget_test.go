@@ -83,6 +83,42 @@ func TestWhoWaitsForTheBudgetOfItsOwnFetchIsNotLate(t *testing.T) {
 	}
 }
 
+// But the wait for somebody else's fetch that may follow has its bound.
+func TestWhoLosesItsOwnFetchWaitsForAnotherForWaitTimeout(t *testing.T) {
+	for name, ask := range map[string]func(ctx context.Context, g *guard.Guard[string]) error{
+		"one key": func(ctx context.Context, g *guard.Guard[string]) error {
+			_, err := g.Get(ctx, "k", never)
+			return err
+		},
+		"many": func(ctx context.Context, g *guard.Guard[string]) error {
+			_, err := g.GetMany(ctx, []string{"k"}, neverMany)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRedis(t, func(w *world) {
+				late := func(p *guard.Policy) { p.Lease, p.WaitTimeout = time.Second, 5*time.Second }
+				all := payers(w, 1, every(time.Minute), policy(waits, late))
+				other := w.fleet(1, policy())[0]
+				get(w, all[0].Guard, "other", (&origin{}).fetch)
+				lost := make(chan time.Time, 1)
+				go func() {
+					time.Sleep(10 * time.Second) // it has the lease, and waits for its budget
+					if err := other.Delete(w.Context(), "k"); err != nil {
+						w.Error(err)
+					}
+					lost <- time.Now()
+					_, _ = other.Get(w.Context(), "k", (&origin{takes: 20 * time.Second}).fetch)
+				}()
+				err := ask(w.Context(), all[0].Guard)
+				if took := time.Since(<-lost); !errors.Is(err, guard.ErrWaitTimeout) || !within(took, 5*time.Second, time.Second) {
+					w.Errorf("after %v: %v", took, err)
+				}
+			})
+		})
+	}
+}
+
 func TestBatchEndsItsWaitForABudgetWhenNobodyWantsIt(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(time.Minute), policy(waits))

@@ -133,6 +133,7 @@ func (e *engine) pursue(c call) *outcome {
 		case fetchAlone:
 			return e.alone(c, o.entry)
 		case fetch:
+			waited.again(e.policy.WaitTimeout)
 			continue
 		}
 		if o.refresh != nil {
@@ -303,6 +304,7 @@ func (e *engine) shareLocally(c call, waited *patience) *outcome {
 		if o.then != fetch {
 			return o
 		}
+		waited.again(e.policy.WaitTimeout)
 	}
 }
 
@@ -420,5 +422,12 @@ func (p *patience) stop() {
 	p.off = true
 	if p.timer != nil {
 		p.timer.Stop()
+	}
+}
+
+// again starts one anew that was stopped: for the fetch of another, after one's own.
+func (p *patience) again(d time.Duration) {
+	if p.off {
+		*p = *newPatience(d)
 	}
 }

@@ -3,6 +3,7 @@ package guard
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -25,6 +26,10 @@ func (m *many) pursue(all []*wanted) []*wanted {
 			m.readAgain(left)
 		}
 		left = m.goRound(left)
+		if m.waitOver && !slices.ContainsFunc(left, func(w *wanted) bool { return !m.owned(w) }) {
+			m.waited.again(m.policy.WaitTimeout)
+			m.waitOver = false
+		}
 	}
 	m.mask(all)
 	m.insteadOfWaiting(all)
@@ -125,9 +130,7 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 				return o
 			}
 		}
-		own := w.m != nil && m.ownFetch(fs, w.f)
-		overdue := m.waitOver && !own
-		if overdue {
+		if m.waitOver && !m.owned(w) {
 			return m.waitedTooLong(w.key)
 		}
 		select {
@@ -150,6 +153,9 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 		}
 	}
 }
+
+// owned reports whether the flight that was last waited for is the call's own to fetch.
+func (m *many) owned(w *wanted) bool { return w.m != nil && m.ownFetch(w.m.fs, w.f) }
 
 // unread are those that were not read.
 func unread(ws []*wanted) (some []*wanted) {
