@@ -119,6 +119,36 @@ func TestWhoLosesItsOwnFetchWaitsForAnotherForWaitTimeout(t *testing.T) {
 	}
 }
 
+// A broken budget refuses without saying that it is exhausted.
+type broken struct{ drained }
+
+func (broken) Spend(context.Context, guard.Spending) (guard.Expense, error) {
+	return nil, errors.New("the budget is closed")
+}
+
+// That a process can't pay is no failure of the keys, for one key or for many.
+func TestBudgetThatIsBrokenPausesNoKey(t *testing.T) {
+	for name, ask := range map[string]func(ctx context.Context, g *guard.Guard[string]){
+		"one key": func(ctx context.Context, g *guard.Guard[string]) { _, _ = g.Get(ctx, "k", never) },
+		"many":    func(ctx context.Context, g *guard.Guard[string]) { _, _ = g.GetMany(ctx, []string{"k"}, neverMany) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				p := policy(func(p *guard.Policy) { p.TTL, p.StaleIfError, p.ErrorPause = time.Second, time.Hour, time.Minute })
+				other := w.fleet(1, p)[0]
+				p.Budget = broken{}
+				g := w.fleet(1, p)[0]
+				must(w, other.Set(w.Context(), "k", "old"))
+				time.Sleep(2 * time.Second)
+				ask(w.Context(), g)
+				if v := get(w, other, "k", (&origin{}).fetch); v != "v1" {
+					w.Errorf("another process was given %q", v)
+				}
+			})
+		})
+	}
+}
+
 func TestBatchEndsItsWaitForABudgetWhenNobodyWantsIt(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(time.Minute), policy(waits))

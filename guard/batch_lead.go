@@ -56,9 +56,8 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	}
 	ends := make([]ending, len(live))
 	if refused != nil {
-		r := fetched{err: refused, lost: errors.Is(refused, errNotWanted)}
 		for i, m := range live {
-			ends[i] = m.ending(m.lease, b.tick(), &r)
+			ends[i] = m.unpaid(refused)
 		}
 		b.giveBackMany(live, ends)
 		return
@@ -78,6 +77,16 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 		ends[i] = m.ending(m.lease, starts[i], &rs[i])
 	}
 	b.giveBackMany(live, ends)
+}
+
+// unpaid is that of a pursuit whose fetch was not made: see unaffordable.
+func (m *member) unpaid(why error) ending {
+	e := m.ending(m.lease, m.tick(), &fetched{err: why, lost: errors.Is(why, errNotWanted)})
+	if exhausted := (*ExhaustedError)(nil); e.back.Failed && !errors.As(why, &exhausted) {
+		e.back = cache.Return{Lease: m.lease}
+		m.observe(Event{Kind: cache.LeaseReleased, Key: m.call.key, Token: m.lease.Token})
+	}
+	return e
 }
 
 // letGo releases the leases that were lost before their fetch began: who waits
