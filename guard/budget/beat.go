@@ -204,7 +204,9 @@ func (b *Budget) cameBack() {
 	if !was {
 		return
 	}
-	if late { // it came when those before it had been told
+	spent := b.local.outstanding(time.Now())
+	b.owe(spent)
+	if late || spent != (debt{}) { // it came when those before it had been told
 		b.beatSoon()
 	}
 	b.observe(cache.Event{Kind: cache.BudgetBack, Duration: time.Since(since)})

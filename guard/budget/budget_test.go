@@ -387,6 +387,51 @@ func TestPauseLearntWhileAnotherIsToldIsToldToo(t *testing.T) {
 	})
 }
 
+// afterSettle is afterLearn for what was owed.
+type afterSettle struct{ afterLearn }
+
+func (f afterSettle) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); err == nil && len(args) > 2 && args[2] == 2 { // the only script with two keys
+			f.afterLearn()
+		}
+		return err
+	}
+}
+
+// What a process spends of its share while it tells a Redis that is back what it has
+// spent so far is told, too.
+func TestWhatIsSpentWhileADebtIsToldIsToldToo(t *testing.T) {
+	inBubble(t, 1, perSecond(100, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
+		client := s.Client()
+		var a *budget.Budget
+		var once sync.Once
+		client.AddHook(afterSettle{func() {
+			once.Do(func() {
+				for range 2 {
+					if !spend(a, guard.Critical) {
+						t.Error("not granted")
+					}
+				}
+			})
+		}})
+		a = open(t, client, perSecond(100, 10))
+		s.SetError("LOADING for the test")
+		_, _ = a.Spend(t.Context(), guard.Spending{Cost: 1})
+		time.Sleep(500 * time.Millisecond)
+		if !spend(a, guard.Critical) {
+			t.Fatal("nothing granted while Redis is away")
+		}
+		time.Sleep(500 * time.Millisecond)
+		s.SetError("")
+		time.Sleep(time.Second)
+		if st, err := all[0].Peek(t.Context()); err != nil || st.Spent < 3 {
+			t.Errorf("%+v, %v", st, err)
+		}
+	})
+}
+
 func TestNoPauseIsLongerThanAllowed(t *testing.T) {
 	inBubble(t, 1, perSecond(10, 1), budget.Options{MaxPause: time.Minute}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		_ = all[0].Pause(context.Background(), math.MaxInt64)
