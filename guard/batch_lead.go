@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -74,9 +75,20 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	b.withStale(live, rs)
 	for i, m := range live {
 		rs[i].stamp, rs[i].stampErr = stamp, stampErr
-		ends[i] = m.ending(m.lease, starts[i], &rs[i])
+		ends[i] = m.endingOf(starts[i], &rs[i])
 	}
 	b.giveBackMany(live, ends)
+}
+
+// endingOf is ending, and costs only this key its outcome if StaleOn panics over it, say.
+func (m *member) endingOf(start uint64, r *fetched) (e ending) {
+	defer func() {
+		if p := recover(); p != nil {
+			o := &outcome{err: &PanicError{Value: p, Stack: debug.Stack()}, moment: always}
+			e = ending{back: cache.Return{Lease: m.lease}, o: o}
+		}
+	}()
+	return m.ending(m.lease, start, r)
 }
 
 // unpaid is that of a pursuit whose fetch was not made: see unaffordable.

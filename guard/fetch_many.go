@@ -181,6 +181,8 @@ func (e *engine) fetchedOf(key string, value any, ok bool, failed manyFailure) (
 	}()
 	if r.value, r.err = resultOf(key, value, ok, failed); r.err != nil {
 		_ = r.err.Error() // see callFetch
+		_ = errors.Is(r.err, ErrNotFound)
+		_, _ = PauseOf(r.err)
 		return r
 	}
 	r.fill.tags = slices.Concat(e.policy.Tags, e.tagsOfValue(key, r.value))

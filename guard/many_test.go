@@ -327,6 +327,16 @@ func (panicking) Error() string { panic("no text") }
 
 // What panics over one key, or a typed nil among the errors, costs only the keys that it
 // is about.
+type panickingIs struct{}
+
+func (panickingIs) Error() string { return "panics when it is compared" }
+func (panickingIs) Is(error) bool { panic("Is") }
+
+type panickingAs struct{}
+
+func (panickingAs) Error() string { return "panics when it is converted" }
+func (panickingAs) As(any) bool   { panic("As") }
+
 func TestPanicOverOneKeyLosesNoOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		tagsOf any
@@ -343,6 +353,8 @@ func TestPanicOverOneKeyLosesNoOthers(t *testing.T) {
 			got: valuesOf([]string{"a", "b"}),
 		},
 		"its error":         {got: valuesOf([]string{"a"}), err: &guard.BatchError{Errs: map[string]error{"b": panicking{}}}},
+		"its error's Is":    {got: valuesOf([]string{"a"}), err: &guard.BatchError{Errs: map[string]error{"b": panickingIs{}}}},
+		"its error's As":    {got: valuesOf([]string{"a"}), err: &guard.BatchError{Errs: map[string]error{"b": panickingAs{}}}},
 		"their error":       {got: valuesOf([]string{"a"}), err: panicking{}},
 		"typed nil":         {got: valuesOf([]string{"a"}), err: (*guard.BatchError)(nil)},
 		"wrapped typed nil": {got: valuesOf([]string{"a"}), err: fmt.Errorf("wrapped: %w", (*guard.BatchError)(nil))},
@@ -367,6 +379,28 @@ func TestPanicOverOneKeyLosesNoOthers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Nor does a StaleOn that panics over one key's error.
+func TestStaleOnThatPanicsLosesNoOtherKeys(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.TTL, p.Stale = time.Second, time.Hour
+			p.StaleOn = func(error) bool { panic("no") }
+		}))[0]
+		keys := []string{"a", "b"}
+		for _, key := range keys {
+			must(w, g.Set(w.Context(), key, "old"))
+		}
+		time.Sleep(2 * time.Second)
+		getMany(w, g, keys, func(context.Context, []string) (map[string]string, error) { // the refresh is in the background
+			return map[string]string{"a": "new"}, errors.New("b is away")
+		})
+		time.Sleep(100 * time.Millisecond)
+		if v := get(w, g, "a", never); v != "new" {
+			w.Errorf("%q is stored", v)
+		}
+	})
 }
 
 func TestBatchErrorNamesAFewKeys(t *testing.T) {
