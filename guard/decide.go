@@ -82,15 +82,15 @@ func servableIfError(r *cache.Reading, waited time.Duration) bool {
 
 // livedOn is for how long callers can live on such a reading: where it may not stand
 // in for the error (masks), only while it is served without asking. So is a fresh one
-// that was due to be refreshed.
+// that was due to be refreshed, for which there is time enough to end the pause.
 func livedOn(r *cache.Reading, waited time.Duration, masks bool, p *Policy) time.Duration {
 	switch {
-	case masks:
+	case masks && staleAllowed(r):
 		return r.Left - waited
-	case servedStale(r, p):
+	case staleAllowed(r) && servedStale(r, p):
 		return max(0, r.Left-waited-onlyIfError(p))
 	case r.Fresh():
-		return max(0, r.Entry.FreshFor-r.Age-waited)
+		return max(0, r.Entry.FreshFor-r.Age-waited-holdOff)
 	}
 	return 0
 }

@@ -346,14 +346,16 @@ func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *
 }
 
 // fail gives the lease back with an error, and a pause if the fetch asked for
-// one or there is a stale value to live on.
+// one or there is a value to live on: a stale one, or one that is refreshed early.
 func (p *pursuit) fail(lease *cache.Lease, start uint64, cause error) ending {
 	pause, asked := PauseOf(cause)
 	if exhausted := (*ExhaustedError)(nil); !asked && errors.As(cause, &exhausted) {
 		asked = true // for none: what is exhausted is not the key, and the budget remembers it better
 	}
 	o := &outcome{err: cause}
-	if waited := time.Since(p.knownAt); !asked && p.policy.ErrorPause != Off && servableIfError(p.known, waited) {
+	waited := time.Since(p.knownAt)
+	livesOn := servableIfError(p.known, waited) || p.background && p.known != nil && p.known.Fresh()
+	if livesOn && !asked && p.policy.ErrorPause != Off {
 		// It ends with the value that callers live on meanwhile.
 		pause = min(errorPause(&p.policy, lease.Failures), livedOn(p.known, waited, p.maskable(o), &p.policy))
 	}

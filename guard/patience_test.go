@@ -272,6 +272,30 @@ func TestFailingEarlyRefreshIsHeldOffWhateverItsError(t *testing.T) {
 	}
 }
 
+// A value that may never be served stale is lived on while it is fresh, and the pause
+// keeps nobody from fetching it when it is not.
+func TestFailingEarlyRefreshIsHeldOffWithoutStaleValuesToo(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(5, policy(func(p *guard.Policy) {
+			p.TTL, p.Beta, p.ErrorPause = 10*time.Second, 100, 2*time.Second // due at half of its time
+		}))
+		get(w, fleet[0], "k", (&origin{takes: time.Second}).fetch)
+		time.Sleep(5500 * time.Millisecond)
+		fails := &origin{answer: func(context.Context, int) (string, error) { return "", errors.New("down") }}
+		for i := range 400 {
+			if v := get(w, fleet[i%5], "k", fails.fetch); v != "v1" {
+				w.Errorf("while it is fresh: %q", v)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		fails.fetched(w, 2)
+		time.Sleep(500 * time.Millisecond)
+		if v := get(w, fleet[1], "k", (&origin{}).fetch); v != "v1" {
+			w.Errorf("when it is no longer: %q", v)
+		}
+	})
+}
+
 // What a flight has read grows older while it waits for another's fetch.
 func TestPauseEndsWithTheStaleValueThoughItsFetchHadToWait(t *testing.T) {
 	inWorlds(t, func(w *world) {

@@ -104,8 +104,8 @@ type Policy struct {
 	Bypass time.Duration
 
 	// ErrorPause is how long a failing refresh isn't tried again, by anybody,
-	// while there is a stale value to serve. It doubles with each failure in a row,
-	// up to MaxErrorPause. Default 1 s; Off tries at once.
+	// while there is a stale value to serve, or one still fresh. It doubles with each
+	// failure in a row, up to MaxErrorPause. Default 1 s; Off tries at once.
 	ErrorPause time.Duration
 
 	// MaxErrorPause bounds the doubling. Default the larger of 30 s and
