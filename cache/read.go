@@ -21,9 +21,9 @@ type batcher struct {
 }
 
 const (
-	// maxReads batches may be under way at once, and smallReads that aren't full and
-	// all in all ask for fewNames: one batch has too little in it then to keep both
-	// Redis and the process busy.
+	// maxReads batches may be under way at once, but for one that is overdue. Of those
+	// that aren't full, smallReads, while all in all they ask for fewer than fewNames:
+	// one batch has too little in it then to keep both Redis and the process busy.
 	maxReads   = 6
 	smallReads = 4
 	fewNames   = 8
@@ -154,18 +154,18 @@ func (b *batcher) took(bt *batch) {
 // commands nor a large value's copies grow with its callers. A full one goes if it
 // asks for anything else, or is of many. b.mu is held.
 func (b *batcher) mayGo(bt *batch, busy int) bool {
-	few, slots := fewNames, cap(b.n.slots) // who waits for a slot uses up the batch's time
+	slots := cap(b.n.slots) // who waits for a slot uses up the batch's time
+	names := bt.entries.names
+	if bt.full() {
+		room := busy < maxReads || b.overdue(bt)
+		isNew := func(name string) bool { return !b.reading(name) }
+		return room && busy < slots && (bt.size() > 2*fewNames || slices.ContainsFunc(names, isNew))
+	}
+	few := fewNames
 	for _, u := range b.under {
 		few -= len(u.entries.names)
 	}
-	switch names := bt.entries.names; {
-	case bt.full():
-		return (busy < min(maxReads, slots) || busy < slots && b.overdue(bt)) && (bt.size() > 2*fewNames || slices.ContainsFunc(names, func(name string) bool { return !b.reading(name) }))
-	case busy >= min(smallReads, slots) || few <= 0 || b.coming > 0:
-		return false
-	default:
-		return !slices.ContainsFunc(names, b.reading)
-	}
+	return busy < min(smallReads, slots) && few > 0 && b.coming == 0 && !slices.ContainsFunc(names, b.reading)
 }
 
 // overdue reports whether a batch has waited long for others: its callers count on
