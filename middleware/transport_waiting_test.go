@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,35 +86,44 @@ func (f *payingFleet) get(process int, path string, within time.Duration, header
 
 func every(d time.Duration) budget.Limit { return budget.Limit{Rate: 1, Per: d, Reserve: -1} }
 
-// The time that a call waits for its budget is no part of its response's age.
 // no-cache asks for a call that begins when the request is there, also where a call that
 // began before shows that the URL's responses vary.
 func TestTransportAsksAnewForNoCacheWhereItLearnsOfVary(t *testing.T) {
-	header, body := make(chan struct{}), make(chan struct{})
-	var calls atomic.Int32
-	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
-		n := calls.Add(1)
-		w.Header().Set("Cache-Control", "max-age=60")
-		w.Header().Set("Vary", "Accept")
-		if n == 1 {
-			<-header
-			_ = http.NewResponseController(w).Flush()
-			<-body
+	synctest.Test(t, func(t *testing.T) {
+		header := make(chan struct{})
+		firstBody, sendBody := io.Pipe()
+		calls := 0
+		base := roundTripper(func(r *http.Request) (*http.Response, error) {
+			calls++
+			var body io.ReadCloser = io.NopCloser(strings.NewReader(fmt.Sprint("call ", calls)))
+			if calls == 1 {
+				<-header
+				body = firstBody
+			}
+			return &http.Response{
+				StatusCode: 200, Header: http.Header{"Cache-Control": {"max-age=60"}, "Vary": {"Accept"}},
+				Body: body, ContentLength: -1, Request: r,
+			}, nil
+		})
+		a := newTransport(t, memoryFleet(t)(), func(o *middleware.TransportOptions) { o.Base = base })
+		var wg sync.WaitGroup
+		wg.Go(func() { wantAnswer(t, ask(t, a, "http://vendor.test/"), 200, "call 1") })
+		synctest.Wait()
+		wg.Go(func() {
+			wantAnswer(t, ask(t, a, "http://vendor.test/", "Cache-Control", "no-cache"), 200, "call 2")
+		})
+		synctest.Wait() // it waits
+		close(header)
+		synctest.Wait()
+		_, err := io.WriteString(sendBody, "call 1")
+		if err = errors.Join(err, sendBody.Close()); err != nil {
+			t.Error(err)
 		}
-		fmt.Fprint(w, "call ", n)
+		wg.Wait()
 	})
-	a := newTransport(t, memoryFleet(t)())
-	var wg sync.WaitGroup
-	wg.Go(func() { wantAnswer(t, ask(t, a, v.URL), 200, "call 1") })
-	waitUntil(t, func() bool { return calls.Load() == 1 })
-	wg.Go(func() { wantAnswer(t, ask(t, a, v.URL, "Cache-Control", "no-cache"), 200, "call 2") })
-	time.Sleep(100 * time.Millisecond) // for it to wait
-	close(header)
-	time.Sleep(100 * time.Millisecond)
-	close(body)
-	wg.Wait()
 }
 
+// The time that a call waits for its budget is no part of its response's age.
 func TestTransportCountsNoWaitForABudgetAsAge(t *testing.T) {
 	withBudget(t, every(10*time.Second), "max-age=5", func(f *payingFleet) {
 		for _, path := range []string{"/1", "/2"} {

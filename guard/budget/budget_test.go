@@ -344,20 +344,26 @@ func TestPauseStopsTheFleet(t *testing.T) {
 	})
 }
 
-// afterLearn is a client's hook that calls a function when Redis was told of a pause,
-// before the client hears that it was.
-type afterLearn func()
+// afterScript is a client's hook that calls a function when Redis has carried out a
+// script of so many keys, before the client hears that it has.
+type afterScript struct {
+	keys int
+	call func()
+}
 
-func (afterLearn) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (afterLearn) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+// The scripts that are told apart by it.
+const learn, settle = 1, 2
+
+func (afterScript) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (afterScript) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
-func (f afterLearn) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (a afterScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if args := cmd.Args(); err == nil && len(args) > 2 && args[2] == 1 { // the only script with one key
-			f()
+		if args := cmd.Args(); err == nil && len(args) > 2 && args[2] == a.keys {
+			a.call()
 		}
 		return err
 	}
@@ -370,7 +376,7 @@ func TestPauseLearntWhileAnotherIsToldIsToldToo(t *testing.T) {
 		client := s.Client()
 		var a *budget.Budget
 		var once sync.Once
-		client.AddHook(afterLearn(func() { once.Do(func() { _ = a.Pause(t.Context(), time.Minute) }) }))
+		client.AddHook(afterScript{learn, func() { once.Do(func() { _ = a.Pause(t.Context(), time.Minute) }) }})
 		a = open(t, client, perSecond(100, 10))
 		s.SetError("LOADING for the test")
 		if err := a.Pause(t.Context(), 5*time.Second); err == nil {
@@ -387,19 +393,6 @@ func TestPauseLearntWhileAnotherIsToldIsToldToo(t *testing.T) {
 	})
 }
 
-// afterSettle is afterLearn for what was owed.
-type afterSettle struct{ afterLearn }
-
-func (f afterSettle) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if args := cmd.Args(); err == nil && len(args) > 2 && args[2] == 2 { // the only script with two keys
-			f.afterLearn()
-		}
-		return err
-	}
-}
-
 // What a process spends of its share while it tells a Redis that is back what it has
 // spent so far is told, too.
 func TestWhatIsSpentWhileADebtIsToldIsToldToo(t *testing.T) {
@@ -407,7 +400,7 @@ func TestWhatIsSpentWhileADebtIsToldIsToldToo(t *testing.T) {
 		client := s.Client()
 		var a *budget.Budget
 		var once sync.Once
-		client.AddHook(afterSettle{func() {
+		client.AddHook(afterScript{settle, func() {
 			once.Do(func() {
 				for range 2 {
 					if !spend(a, guard.Critical) {

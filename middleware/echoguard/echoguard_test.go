@@ -148,7 +148,6 @@ func TestRefreshKeepsNobody(t *testing.T) {
 	}
 }
 
-// Wherever it is put, it finds the route, and is one run.
 // A run that turns out to be no answer for its client leaves it its values.
 func TestContextValuesOfARequestThatIsRunAnew(t *testing.T) {
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
@@ -176,6 +175,7 @@ func TestContextValuesOfARequestThatIsRunAnew(t *testing.T) {
 	}
 }
 
+// Wherever it is put, it finds the route, and is one run.
 func TestEveryPlace(t *testing.T) {
 	for name, routes := range map[string]func(e *echo.Echo, guarded echo.MiddlewareFunc, report echo.HandlerFunc){
 		"Use":   func(e *echo.Echo, g echo.MiddlewareFunc, h echo.HandlerFunc) { e.Use(g); e.GET("/a/report/:id", h) },
