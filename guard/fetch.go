@@ -187,6 +187,8 @@ type ending struct {
 	start uint64 // of the fetch
 	// tagged: what was fetched carries tags, whatever becomes of it.
 	tagged bool
+	// retagged: a value that carried tags was renewed, and carries more.
+	retagged bool
 }
 
 // ending decides. The outcome's moment is now: the lease is given back next.
@@ -250,6 +252,11 @@ func (p *pursuit) given(e ending, done cache.Returned) *outcome {
 		p.observeAs(cache.FillRefused, ev)
 		if errors.Is(done.Err, cache.ErrInvalidated) {
 			p.counters.invalidated.Add(1)
+			if e.retagged {
+				// It carries a tag that was deleted since it was fetched, and would be renewed
+				// in vain for ever: the next fetch is to bring a value of its own.
+				_ = p.store.Delete(context.WithoutCancel(p.ctx), p.storeKey(p.call.key))
+			}
 		}
 		return o
 	}
@@ -309,15 +316,16 @@ func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
 	if tags = distinct(tags); len(tags) > maxTags {
 		return p.fail(lease, start, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
 	}
-	entry := &cache.Entry{Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | f.staleUse.flags(), Payload: old.Payload, Tags: tags}
-	if len(tags) == len(old.Tags) {
-		// A tag's deletion may have drawn its number before the stamp was read, and be
-		// recorded only after the value was: it is found by the value's own stamp. A tag
-		// that is new to the value may well have been deleted since that.
-		entry.Stamp = old.Stamp
+	// A tag's deletion may have drawn its number before the stamp was read, and be
+	// recorded only after the value was: it is found by the value's own stamp.
+	entry := &cache.Entry{
+		Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | f.staleUse.flags(), Payload: old.Payload,
+		Tags: tags, Stamp: old.Stamp,
 	}
 	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
-	return p.fill(lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
+	e := p.fill(lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
+	e.retagged = len(old.Tags) > 0 && len(tags) > len(old.Tags)
+	return e
 }
 
 // fill stores the entry. The outcome is shared with all who came before that if

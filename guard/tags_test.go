@@ -119,6 +119,47 @@ func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
 	})
 }
 
+// A value that is renewed may get more tags. What was deleted by one of those since it
+// was fetched counts: it is fetched anew, once.
+func TestTagsAreAddedToAValueThatIsRenewed(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.StaleIfError = time.Hour }))
+		fetches := 0
+		withTags := func(tags ...string) func(context.Context, *guard.Fill[string]) (string, error) {
+			return func(_ context.Context, f *guard.Fill[string]) (string, error) {
+				fetches++
+				f.Tags = tags
+				if f.Stale != nil {
+					return "", guard.ErrNotModified
+				}
+				return fmt.Sprint("fetch ", fetches), nil
+			}
+		}
+		for i, c := range []struct {
+			deleted string // before that
+			tags    []string
+			want    string
+			fetches int
+		}{
+			{"more", nil, "fetch 1", 1},
+			{"", []string{"first"}, "fetch 1", 2}, // it had none that could have been deleted
+			{"", []string{"second"}, "fetch 1", 3},
+			{"more", []string{"more"}, "fetch 1", 4}, // those who asked have it, but nobody else
+			{"", []string{"more"}, "fetch 5", 5},
+			{"", []string{"more", "third"}, "fetch 5", 6},
+			{"third", []string{"more"}, "fetch 7", 7},
+		} {
+			if c.deleted != "" {
+				must(w, fleet[1].DeleteTag(ctx, c.deleted))
+			}
+			if r := loads(w, fleet[0], "k", withTags(c.tags...)); r.Value != c.want || fetches != c.fetches {
+				w.Errorf("%d: %q after %d fetches", i, r.Value, fetches)
+			}
+			time.Sleep(2 * time.Minute) // it is to be renewed
+		}
+	})
+}
+
 func TestValueWhoseTagIsExpiredWhileItIsFetchedIsFreshForNoTime(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.Stale = time.Hour }))[0]
