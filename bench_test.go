@@ -94,8 +94,9 @@ func BenchmarkWarmKey(b *testing.B) {
 	}
 }
 
-// BenchmarkLoneGet compares them as [BenchmarkWarmKey] does for one caller, but call
-// by call in turn, with values of several sizes.
+// BenchmarkLoneGet compares them as [BenchmarkWarmKey] does for one caller, but in turn,
+// with values of several sizes: ratio is that of the medians of calls in a row,
+// ratio-alone of those that alternate.
 func BenchmarkLoneGet(b *testing.B) {
 	s := newBench(b)
 	for _, size := range []int{100, 1 << 10, 64 << 10} {
@@ -106,34 +107,48 @@ func BenchmarkLoneGet(b *testing.B) {
 			if err := errors.Join(s.guard.Set(ctx, k, v), s.client.Set(ctx, k, v, 0).Err()); err != nil {
 				b.Fatal(err)
 			}
-			median := inTurn(b, func() error { return s.raw(ctx, k) }, func() error { return s.warm(ctx, k) })
-			b.ReportMetric(median[0], "ns/GET")
-			b.ReportMetric(median[1], "ns/Get")
-			b.ReportMetric(median[1]/median[0], "ratio")
+			inRow, alone := inTurn(b, func() error { return s.raw(ctx, k) }, func() error { return s.warm(ctx, k) })
+			b.ReportMetric(inRow[0], "ns/GET")
+			b.ReportMetric(inRow[1], "ns/Get")
+			b.ReportMetric(inRow[1]/inRow[0], "ratio")
+			b.ReportMetric(alone[1]/alone[0], "ratio-alone")
 		})
 	}
 }
 
-// inTurn makes the calls in turn, and returns how long each takes: the median, in
-// nanoseconds.
-func inTurn(b *testing.B, calls ...func() error) []float64 {
+// inTurn makes the calls in turn, some at a time and then each for itself, and returns
+// how long they take: the medians, in nanoseconds. In a row, a call finds its threads,
+// the processor's caches and the garbage as another one like it has left them, as in a
+// program that makes such calls. For itself, it pays for what the others have left.
+func inTurn(b *testing.B, calls ...func() error) (inRow, alone []float64) {
 	b.Helper()
-	took := make([][]float64, len(calls))
+	const row = 20
+	took := make([][]float64, 2*len(calls))
+	timed := func(kind int, call func() error) {
+		start := time.Now()
+		if err := call(); err != nil {
+			b.Fatal(err)
+		}
+		took[kind] = append(took[kind], float64(time.Since(start).Nanoseconds()))
+	}
 	for b.Loop() {
 		for i, call := range calls {
-			start := time.Now()
-			if err := call(); err != nil {
-				b.Fatal(err)
+			for range row {
+				timed(i, call)
 			}
-			took[i] = append(took[i], float64(time.Since(start).Nanoseconds()))
+		}
+		for range row {
+			for i, call := range calls {
+				timed(len(calls)+i, call)
+			}
 		}
 	}
-	median := make([]float64, len(calls))
+	median := make([]float64, len(took))
 	for i := range took {
 		slices.Sort(took[i])
 		median[i] = took[i][len(took[i])/2]
 	}
-	return median
+	return median[:len(calls)], median[len(calls):]
 }
 
 // BenchmarkTaggedKey compares Get of a stored, fresh value that carries tags, whose

@@ -70,7 +70,7 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 	// put off for a process that is late: what may be answered by now has been sent.
 	callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
 	done := make(chan error, 1)
-	if !s.spawnCall(func() {
+	if !s.spawnBrief(func() {
 		defer func() { <-n.slots; cancel() }()
 		done <- fn(callCtx)
 	}) {

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/redis/go-redis/v9"
 
@@ -541,5 +544,37 @@ func TestScriptsOfTagsThatWereFlushedAreSentAgainInPipelines(t *testing.T) {
 	stored(t, s.ReturnMany(t.Context(), returns))
 	if got := h.since(&n); got > 8 {
 		t.Errorf("%d round trips", got)
+	}
+}
+
+// Goroutines of calls stay for the next, and keep nothing of the last.
+func TestGoroutinesThatStayKeepNoValues(t *testing.T) {
+	s, _, _ := tripped(t)
+	keys := warmed(t, s, 20, 1<<10)
+	for range 3 {
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var values []weak.Pointer[byte]
+		for range 8 {
+			wg.Go(func() {
+				s.ReadMany(t.Context(), "", keys, func(_ int, r *cache.Reading, err error) {
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					values = append(values, weak.Make(&r.Entry.Payload[0]))
+				})
+			})
+		}
+		wg.Wait()
+		if len(values) != 8*len(keys) {
+			t.Fatalf("%d values were read", len(values))
+		}
+		eventually(t, func() bool {
+			runtime.GC()
+			return !slices.ContainsFunc(values, func(p weak.Pointer[byte]) bool { return p.Value() != nil })
+		})
 	}
 }

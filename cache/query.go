@@ -77,7 +77,7 @@ func (k *keyArg) MarshalBinary() ([]byte, error) { return unshared(string(*k)), 
 
 // mgetKeys go in one MGET. More are several: Redis can look the next ones up while
 // the client takes in the values of the first.
-const mgetKeys = 128
+const mgetKeys = 256
 
 // send sends the query, by a pipeline of the caller's. An error is that of all
 // names.

@@ -119,6 +119,8 @@ type Redis struct {
 	ended    bool           // nothing is spawned any more
 	work     sync.WaitGroup // the store's own goroutines
 	calls    sync.WaitGroup // those that are in the Redis client
+	parked   atomic.Int32   // of those, how many wait for another call
+	next     chan func()    // to them
 	homes    homes
 	feeds    feeds
 	carried  tagTable
@@ -152,7 +154,7 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 		client: client, opts: opts, keys: keys,
 		minter: NewMinter(),
 		ledger: newLedger(),
-		closed: make(chan struct{}),
+		closed: make(chan struct{}), next: make(chan func()),
 	}
 	s.alive = keys.alive(s.minter.Process())
 	s.aliveWord = s.alive
@@ -207,6 +209,39 @@ func (s *Redis) spawn(f func()) bool { return s.spawnIn(&s.work, f) }
 // spawnCall is spawn for a goroutine that may be stuck in the Redis client until
 // the client's own timeouts end it. Close waits for it only for a while.
 func (s *Redis) spawnCall(f func()) bool { return s.spawnIn(&s.calls, f) }
+
+// parkedCalls goroutines of calls stay when there is no other.
+const parkedCalls = 4
+
+// spawnBrief is spawnCall for what is over soon, as a rule: the goroutine stays for
+// another such call, as its stack has grown to what the client needs.
+func (s *Redis) spawnBrief(f func()) bool {
+	select {
+	case s.next <- f:
+		return true
+	default:
+	}
+	return s.spawnCall(func() {
+		for call := f; call != nil; call = s.nextCall() {
+			call()
+		}
+	})
+}
+
+// nextCall waits for a call. It returns nil if enough goroutines do, or when the store
+// ends.
+func (s *Redis) nextCall() func() {
+	defer s.parked.Add(-1)
+	if s.parked.Add(1) > parkedCalls {
+		return nil
+	}
+	select {
+	case f := <-s.next:
+		return f
+	case <-s.ctx.Done():
+		return nil
+	}
+}
 
 func (s *Redis) spawnIn(wg *sync.WaitGroup, f func()) bool {
 	s.spawning.RLock()

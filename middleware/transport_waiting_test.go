@@ -95,7 +95,7 @@ func TestTransportAsksAnewForNoCacheWhereItLearnsOfVary(t *testing.T) {
 		calls := 0
 		base := roundTripper(func(r *http.Request) (*http.Response, error) {
 			calls++
-			var body io.ReadCloser = io.NopCloser(strings.NewReader(fmt.Sprint("call ", calls)))
+			body := io.NopCloser(strings.NewReader(fmt.Sprint("call ", calls)))
 			if calls == 1 {
 				<-header
 				body = firstBody
