@@ -129,7 +129,11 @@ func (o *op) run(ctx context.Context) {
 	case reset:
 		o.err = g.Reset(ctx, o.key)
 	case delTag:
-		o.err = g.DeleteTag(ctx, o.key)
+		tags := []string{o.key}
+		if o.seed%4 == 0 {
+			tags = append(tags, anotherTag(o.seed))
+		}
+		o.err = g.DeleteTag(ctx, tags...)
 	case expireTag:
 		o.err = g.ExpireTag(ctx, o.key)
 	}
@@ -282,6 +286,9 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 	}
 	if f.renews != "" {
 		w.renewed(f)
+		if w.plan.tagged && o.seed%4 > 0 {
+			fl.Tags = append(fl.Tags, anotherTag(o.seed))
+		}
 		return "", guard.ErrNotModified
 	}
 	fl.Private = f.private
