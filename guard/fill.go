@@ -42,7 +42,9 @@ type Fill[V any] struct {
 	// Tags are what the value can be deleted by, together with all others that
 	// carry the tag: [Guard.DeleteTag]. Preset from the policy; append to them. At
 	// most 16, of 1 to 256 bytes each, or the fetch has failed. They also go with
-	// ErrNotFound; with ErrNotModified they are added to those the value has.
+	// ErrNotFound; with ErrNotModified they are added to those the value has. If
+	// one of them may have been deleted since that was fetched, it isn't stored, and
+	// the next fetch is given no Stale.
 	Tags []string
 
 	// Cost is what the fetch costs the policy's Budget; preset to what was spent

@@ -119,8 +119,8 @@ func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
 	})
 }
 
-// A value that is renewed may get more tags. What was deleted by one of those since it
-// was fetched counts: it is fetched anew, once.
+// A value that is renewed may get more tags. If one of those was deleted since it was
+// fetched, for all that is known, it is fetched anew, once.
 func TestTagsAreAddedToAValueThatIsRenewed(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.StaleIfError = time.Hour }))
@@ -147,7 +147,9 @@ func TestTagsAreAddedToAValueThatIsRenewed(t *testing.T) {
 			{"more", []string{"more"}, "fetch 1", 4}, // those who asked have it, but nobody else
 			{"", []string{"more"}, "fetch 5", 5},
 			{"", []string{"more", "third"}, "fetch 5", 6},
-			{"third", []string{"more"}, "fetch 7", 7},
+			{"unrelated", []string{"fourth"}, "fetch 5", 7}, // nobody knows whether it was deleted since
+			{"", []string{"fourth"}, "fetch 8", 8},
+			{"fourth", nil, "fetch 9", 9},
 		} {
 			if c.deleted != "" {
 				must(w, fleet[1].DeleteTag(ctx, c.deleted))
