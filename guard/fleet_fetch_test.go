@@ -168,7 +168,7 @@ func TestFleetFetchesNothingUntilRetryAfterHasPassed(t *testing.T) {
 // the one that set off the fetch, and the others get their value.
 func TestFleetCallerReturnsWhenItsOwnContextEnds(t *testing.T) {
 	f := runFleet(t, 2, guard.Policy{})
-	fetch := fleet.Fetch{Duration: 300 * time.Millisecond}
+	fetch := fleet.Fetch{Duration: 500 * time.Millisecond} // for a process that is late, too
 	var overruns series
 	for range rounds(10, 50) {
 		key := f.newKey()

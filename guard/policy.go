@@ -3,7 +3,9 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -244,43 +246,7 @@ func (p Policy) validate() error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("guard: Policy."+format, args...))
 	}
-	atLeast := func(name string, d, least time.Duration) {
-		if d < least {
-			bad("%s is %v, must be at least %v", name, d, least)
-		}
-	}
-	atLeast("TTL", p.TTL, time.Millisecond)
-	atLeast("Stale", p.Stale, 0)
-	if p.StaleIfError < p.Stale {
-		bad("StaleIfError is %v, must be at least Stale (%v): what may be served while it is refreshed may be served if that fails", p.StaleIfError, p.Stale)
-	}
-	if p.Negative != Off {
-		atLeast("Negative", p.Negative, time.Millisecond)
-	}
-	atLeast("Bypass", p.Bypass, time.Millisecond)
-	if p.ErrorPause != Off {
-		atLeast("ErrorPause", p.ErrorPause, time.Millisecond)
-	}
-	atLeast("MaxErrorPause", p.MaxErrorPause, max(p.ErrorPause, time.Millisecond))
-	atLeast("SoftTimeout", p.SoftTimeout, 0)
-	atLeast("FetchTimeout", p.FetchTimeout, time.Millisecond)
-	atLeast("Lease", p.Lease, 10*time.Millisecond)
-	atLeast("WaitTimeout", p.WaitTimeout, time.Millisecond)
-	atLeast("MaxBudgetWait", p.MaxBudgetWait, 0)
-	if held := p.FetchTimeout + p.MaxBudgetWait + p.Lease; p.Quarantine <= held {
-		bad("Quarantine is %v, must be more than FetchTimeout, MaxBudgetWait and Lease (%v)", p.Quarantine, held)
-	}
-	// Each by itself too, and cut for the sums, which would overflow.
-	limit := func(d time.Duration) time.Duration { return min(d, math.MaxInt64/2) }
-	for name, d := range map[string]time.Duration{
-		"TTL plus Stale": limit(p.TTL) + limit(p.Stale), "TTL plus StaleIfError": limit(p.TTL) + limit(p.StaleIfError),
-		"TTL": p.TTL, "FetchTimeout": p.FetchTimeout, "Lease": p.Lease, "WaitTimeout": p.WaitTimeout,
-		"Negative": p.Negative, "Bypass": p.Bypass, "Quarantine": p.Quarantine, "MaxErrorPause": p.MaxErrorPause, "MaxBudgetWait": p.MaxBudgetWait,
-	} {
-		if d > cache.MaxTTL {
-			bad("%s is %v, can be at most 49 days (%v)", name, d, cache.MaxTTL)
-		}
-	}
+	p.validateTimes(bad)
 	if err := checkTags(p.Tags); err != nil {
 		bad("Tags: %w", err)
 	}
@@ -320,15 +286,55 @@ func (p Policy) validate() error {
 	if p.WhenUnavailable > FailClosed {
 		bad("WhenUnavailable is %d, must be FailOpen or FailClosed", p.WhenUnavailable)
 	}
-	for name, sentinel := range p.Errors {
+	for _, name := range slices.Sorted(maps.Keys(p.Errors)) {
 		if name == "" || strings.HasPrefix(name, reservedPrefix) {
 			bad("Errors has the name %q: empty names and those starting with %q are not allowed", name, reservedPrefix)
 		}
-		if sentinel == nil {
+		if p.Errors[name] == nil {
 			bad("Errors[%q] is nil", name)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// validateTimes is validate for durations. None is longer than Redis and the header of
+// an entry can keep.
+func (p Policy) validateTimes(bad func(format string, args ...any)) {
+	span := func(name string, d, least time.Duration) {
+		switch {
+		case d < least:
+			bad("%s is %v, must be at least %v", name, d, least)
+		case d > cache.MaxTTL:
+			bad("%s is %v, can be at most 49 days (%v)", name, d, cache.MaxTTL)
+		}
+	}
+	orOff := func(name string, d time.Duration) {
+		if d != Off {
+			span(name, d, time.Millisecond)
+		}
+	}
+	span("TTL", p.TTL, time.Millisecond)
+	span("Stale", p.Stale, 0)
+	if p.StaleIfError < p.Stale {
+		bad("StaleIfError is %v, must be at least Stale (%v): what may be served while it is refreshed may be served if that fails", p.StaleIfError, p.Stale)
+	}
+	limit := func(d time.Duration) time.Duration { return min(d, math.MaxInt64/2) } // or the sum overflows
+	span("TTL plus StaleIfError", limit(p.TTL)+limit(p.StaleIfError), math.MinInt64)
+	orOff("Negative", p.Negative)
+	span("Bypass", p.Bypass, time.Millisecond)
+	orOff("ErrorPause", p.ErrorPause)
+	span("MaxErrorPause", p.MaxErrorPause, max(p.ErrorPause, time.Millisecond))
+	if p.SoftTimeout < 0 {
+		bad("SoftTimeout is %v, must not be negative", p.SoftTimeout)
+	}
+	span("FetchTimeout", p.FetchTimeout, time.Millisecond)
+	span("Lease", p.Lease, 10*time.Millisecond)
+	span("WaitTimeout", p.WaitTimeout, time.Millisecond)
+	span("MaxBudgetWait", p.MaxBudgetWait, 0)
+	if held := p.FetchTimeout + p.MaxBudgetWait + p.Lease; p.Quarantine <= held {
+		bad("Quarantine is %v, must be more than FetchTimeout, MaxBudgetWait and Lease (%v)", p.Quarantine, held)
+	}
+	span("Quarantine", p.Quarantine, math.MinInt64)
 }
 
 // checkName allows what can stand in a key without running into the rest of it.

@@ -242,13 +242,17 @@ func (o Options) validate() error {
 	if o.OnWaitTimeout > RunAlone {
 		bad("OnWaitTimeout is %d, must be Unavailable or RunAlone", o.OnWaitTimeout)
 	}
-	for field, names := range map[string][]string{"Headers": o.Headers, "Forward": o.Forward, "Credentials": o.Credentials, "TagHeaders": o.TagHeaders} {
+	areHeaders := func(field string, names []string) {
 		for _, name := range names {
 			if !isToken(name) {
 				bad("%s has %q, which is no header's name", field, name)
 			}
 		}
 	}
+	areHeaders("Headers", o.Headers)
+	areHeaders("Forward", o.Forward)
+	areHeaders("Credentials", o.Credentials)
+	areHeaders("TagHeaders", o.TagHeaders)
 	for _, name := range o.Headers {
 		switch textproto.CanonicalMIMEHeaderKey(name) {
 		case "Authorization", "Cookie", AllHeaders:

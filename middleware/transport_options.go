@@ -3,7 +3,9 @@ package middleware
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -218,11 +220,11 @@ func (o TransportOptions) validate() error {
 			bad("Credentials and Harmless have the name %q, which no header has", name)
 		}
 	}
-	for name, p := range o.Hosts {
+	for _, name := range slices.Sorted(maps.Keys(o.Hosts)) {
 		if rest := strings.TrimPrefix(name, "*."); rest == "" || strings.ContainsAny(rest, "*/ ") {
 			bad("Hosts has the name %q, must be a host, or *. and a host", name)
 		}
-		errs = append(errs, p.validate(fmt.Sprintf("Hosts[%q].", name)))
+		errs = append(errs, o.Hosts[name].validate(fmt.Sprintf("Hosts[%q].", name)))
 	}
 	return errors.Join(errs...)
 }
@@ -232,12 +234,15 @@ func (p HostPolicy) validate(where string) error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("middleware: TransportOptions."+where+format, args...))
 	}
-	for name, d := range map[string]time.Duration{
-		"TTL": p.TTL, "Stale": p.Stale, "StaleIfError": p.StaleIfError, "MaxBudgetWait": p.MaxBudgetWait,
-		"Retry.Base": p.Retry.Base, "Retry.MaxElapsed": p.Retry.MaxElapsed,
+	for _, d := range []struct {
+		name string
+		is   time.Duration
+	}{
+		{"TTL", p.TTL}, {"Stale", p.Stale}, {"StaleIfError", p.StaleIfError}, {"MaxBudgetWait", p.MaxBudgetWait},
+		{"Retry.Base", p.Retry.Base}, {"Retry.MaxElapsed", p.Retry.MaxElapsed},
 	} {
-		if d < 0 || d > cache.MaxTTL {
-			bad("%s is %v, must be from 0 to %v", name, d, cache.MaxTTL)
+		if d.is < 0 || d.is > cache.MaxTTL {
+			bad("%s is %v, must be from 0 to %v", d.name, d.is, cache.MaxTTL)
 		}
 	}
 	if p.Retry.MaxDelay < p.Retry.Base {

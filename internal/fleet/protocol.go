@@ -89,8 +89,12 @@ type Failure struct {
 
 func (f *Failure) Error() string { return f.Text }
 
-// Unwrap returns the sentinels.
+// Unwrap returns the sentinels: none of a nil failure, which an Outcome has that is
+// none.
 func (f *Failure) Unwrap() []error {
+	if f == nil {
+		return nil
+	}
 	var all []error
 	for _, name := range f.Is {
 		if err := known[name]; err != nil {
