@@ -168,7 +168,9 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(conte
 // Refresh fetches the value anew, once for the fleet, even if what is stored is
 // fresh, and returns it: the outcome of a fetch, or a Set, that was not over when
 // Refresh was called. Everybody else is served what is stored meanwhile. Errors
-// as of Get; a stale value doesn't stand in for them.
+// as of Get; a stale value doesn't stand in for them. While a pause lasts
+// ([RetryAfter], Policy.ErrorPause) nothing is fetched: the error is then that of
+// the fetch before, and [PauseOf] tells for how long. Reset ends a pause.
 func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
 	return g.get(call{ctx: ctx, key: key, force: true, fetch: plain(fetch)})
 }
@@ -249,8 +251,8 @@ func (g *Guard[V]) Expire(ctx context.Context, key string) error {
 	return g.changeKey(ctx, key, func() error { return g.engine.store.Expire(ctx, g.engine.storeKey(key)) })
 }
 
-// Reset is the operator's: it ends a quarantine of the key, and a pause that a
-// fetch asked for. Errors as of Delete.
+// Reset is the operator's: it ends a quarantine of the key, and a pause, whether a
+// fetch asked for it or Policy.ErrorPause. Errors as of Delete.
 func (g *Guard[V]) Reset(ctx context.Context, key string) error {
 	return g.changeKey(ctx, key, func() error { return g.engine.store.Reset(ctx, g.engine.storeKey(key)) })
 }
