@@ -161,8 +161,10 @@ func TestClientsThatReadFromElsewhereAreRefused(t *testing.T) {
 		}
 		_ = client.Close()
 	}
-	if _, err := cache.NewRedis(nil, cache.Options{Namespace: "app"}); err == nil {
-		t.Error("nil: accepted")
+	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil)} {
+		if _, err := cache.NewRedis(client, cache.Options{Namespace: "app"}); err == nil || !strings.Contains(err.Error(), "nil") {
+			t.Errorf("%T: %v", client, err)
+		}
 	}
 }
 

@@ -312,6 +312,16 @@ func checkClient(client redis.UniversalClient) error {
 	switch c := client.(type) {
 	case nil:
 		return errors.New("cache: NewRedis: the client is nil")
+	case *redis.Client:
+		if c == nil {
+			return errors.New("cache: NewRedis: the client is a nil *redis.Client")
+		}
+	case *redis.ClusterClient:
+		if c == nil {
+			return errors.New("cache: NewRedis: the client is a nil *redis.ClusterClient")
+		}
+	}
+	switch c := client.(type) {
 	case interface{ Options() *redis.RingOptions }:
 		return errors.New("cache: NewRedis: a redis.Ring is not supported, its keys move without notice when a shard fails; use redis.NewClient or redis.NewClusterClient")
 	case *redis.AutoPipeliner:

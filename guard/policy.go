@@ -309,7 +309,10 @@ func (p Policy) validateTimes(bad func(format string, args ...any)) {
 		}
 	}
 	orOff := func(name string, d time.Duration) {
-		if d != Off {
+		switch {
+		case d < 0 && d != Off:
+			bad("%s is %v, must be at least %v, or Off", name, d, time.Millisecond)
+		case d != Off:
 			span(name, d, time.Millisecond)
 		}
 	}
