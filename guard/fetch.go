@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -235,7 +236,11 @@ func (p *pursuit) giveBack(e ending) *outcome {
 		// Redis is full, say: it will take the lease back all the same.
 		_ = p.store.Release(ctx, e.back.Lease)
 	}
-	return p.given(e, done)
+	o := p.given(e, done)
+	if e.inVain(done) {
+		p.forgetRenewed(ctx, []*pursuit{p})
+	}
+	return o
 }
 
 // given completes the outcome by what became of the lease.
@@ -252,11 +257,6 @@ func (p *pursuit) given(e ending, done cache.Returned) *outcome {
 		p.observeAs(cache.FillRefused, ev)
 		if errors.Is(done.Err, cache.ErrInvalidated) {
 			p.counters.invalidated.Add(1)
-			if e.retagged {
-				// It carries a tag that was deleted since it was fetched, and would be renewed
-				// in vain for ever: the next fetch is to bring a value of its own.
-				_ = p.store.Delete(context.WithoutCancel(p.ctx), p.storeKey(p.call.key))
-			}
 		}
 		return o
 	}
@@ -271,6 +271,41 @@ func (p *pursuit) given(e ending, done cache.Returned) *outcome {
 		o.entry = &cache.Reading{Entry: *entry, Found: true, Left: entry.TTL}
 	}
 	return o
+}
+
+// inVain reports whether a value was renewed that carries a tag which was deleted since
+// it was fetched: so it would be the next time, and for ever.
+func (e *ending) inVain(done cache.Returned) bool {
+	return e.retagged && errors.Is(done.Err, cache.ErrInvalidated)
+}
+
+// forgetSingly is how many values of a batch are deleted at once.
+const forgetSingly = 16
+
+// forgetRenewed deletes what was renewed in vain: the next fetch is to bring a value of
+// its own. Their leases are gone, so one may have been brought by now, or be on its way
+// in place of one that counts no more: that is left alone.
+func (e *engine) forgetRenewed(ctx context.Context, vain []*pursuit) {
+	keys := make([]string, len(vain))
+	for i, p := range vain {
+		keys[i] = p.call.key
+	}
+	var left []string
+	e.store.ReadMany(ctx, e.storePrefix(), keys, func(i int, r *cache.Reading, err error) {
+		if err == nil && r.Found && r.Seen == vain[i].known.Seen {
+			left = append(left, keys[i])
+		}
+	})
+	limit := make(chan struct{}, forgetSingly)
+	var wg sync.WaitGroup
+	for _, key := range left {
+		limit <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-limit }()
+			_ = e.store.Delete(ctx, e.storeKey(key))
+		})
+	}
+	wg.Wait()
 }
 
 // newFill presets what a fetch may change.
