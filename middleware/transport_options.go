@@ -238,8 +238,12 @@ func (p HostPolicy) validate(where string) error {
 		name string
 		is   time.Duration
 	}{
-		{"TTL", p.TTL}, {"Stale", p.Stale}, {"StaleIfError", p.StaleIfError}, {"MaxBudgetWait", p.MaxBudgetWait},
-		{"Retry.Base", p.Retry.Base}, {"Retry.MaxElapsed", p.Retry.MaxElapsed},
+		{"TTL", p.TTL},
+		{"Stale", p.Stale},
+		{"StaleIfError", p.StaleIfError},
+		{"MaxBudgetWait", p.MaxBudgetWait},
+		{"Retry.Base", p.Retry.Base},
+		{"Retry.MaxElapsed", p.Retry.MaxElapsed},
 	} {
 		if d.is < 0 || d.is > cache.MaxTTL {
 			bad("%s is %v, must be from 0 to %v", d.name, d.is, cache.MaxTTL)
