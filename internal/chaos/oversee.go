@@ -62,8 +62,9 @@ func (c *child) watchClock(ctx context.Context) {
 	}
 }
 
-// goroutines counts them, but for senders that wait for a batch: a store keeps up to
-// four of a kind for each node, as many as there was use for.
+// goroutines counts them, but for senders that wait for a batch, and those that wait
+// for a call: a store keeps up to four senders of a kind for each node, and four others,
+// as many as there was use for.
 func goroutines() int {
 	n := runtime.NumGoroutine()
 	var all strings.Builder
@@ -71,7 +72,8 @@ func goroutines() int {
 	_, stacks, _ := strings.Cut(all.String(), "\n") // how many there are
 	for stack := range strings.SplitSeq(stacks, "\n\n") {
 		var alike int
-		if _, err := fmt.Sscanf(stack, "%d @", &alike); err == nil && strings.Contains(stack, "]).park+") {
+		if _, err := fmt.Sscanf(stack, "%d @", &alike); err == nil &&
+			(strings.Contains(stack, "]).park+") || strings.Contains(stack, ".(*Redis).nextCall+")) {
 			n -= alike
 		}
 	}
