@@ -300,12 +300,15 @@ func (p Policy) validate() error {
 // validateTimes is validate for durations. None is longer than Redis and the header of
 // an entry can keep.
 func (p Policy) validateTimes(bad func(format string, args ...any)) {
-	span := func(name string, d, least time.Duration) {
-		switch {
-		case d < least:
-			bad("%s is %v, must be at least %v", name, d, least)
-		case d > cache.MaxTTL:
+	tooLong := func(name string, d time.Duration) bool {
+		if d > cache.MaxTTL {
 			bad("%s is %v, can be at most 49 days (%v)", name, d, cache.MaxTTL)
+		}
+		return d > cache.MaxTTL
+	}
+	span := func(name string, d, least time.Duration) {
+		if !tooLong(name, d) && d < least {
+			bad("%s is %v, must be at least %v", name, d, least)
 		}
 	}
 	orOff := func(name string, d time.Duration) {
@@ -317,12 +320,16 @@ func (p Policy) validateTimes(bad func(format string, args ...any)) {
 		}
 	}
 	span("TTL", p.TTL, time.Millisecond)
-	span("Stale", p.Stale, 0)
+	if p.Stale < 0 {
+		bad("Stale is %v, must not be negative", p.Stale)
+	}
 	if p.StaleIfError < p.Stale {
 		bad("StaleIfError is %v, must be at least Stale (%v): what may be served while it is refreshed may be served if that fails", p.StaleIfError, p.Stale)
 	}
 	limit := func(d time.Duration) time.Duration { return min(d, math.MaxInt64/2) } // or the sum overflows
-	span("TTL plus StaleIfError", limit(p.TTL)+limit(p.StaleIfError), math.MinInt64)
+	if p.TTL <= cache.MaxTTL && !tooLong("TTL plus Stale", p.TTL+limit(p.Stale)) {
+		tooLong("TTL plus StaleIfError", p.TTL+limit(p.StaleIfError))
+	}
 	orOff("Negative", p.Negative)
 	span("Bypass", p.Bypass, time.Millisecond)
 	orOff("ErrorPause", p.ErrorPause)
@@ -337,7 +344,7 @@ func (p Policy) validateTimes(bad func(format string, args ...any)) {
 	if held := p.FetchTimeout + p.MaxBudgetWait + p.Lease; p.Quarantine <= held {
 		bad("Quarantine is %v, must be more than FetchTimeout, MaxBudgetWait and Lease (%v)", p.Quarantine, held)
 	}
-	span("Quarantine", p.Quarantine, math.MinInt64)
+	tooLong("Quarantine", p.Quarantine)
 }
 
 // checkName allows what can stand in a key without running into the rest of it.
