@@ -134,8 +134,8 @@ func (s *Redis) tie(ctx context.Context, entries ...*Entry) []error {
 	return errs
 }
 
-// A knot is what entries share that carry one tag and were good at the same time: they are tied
-// together.
+// A knot is what entries share that carry one tag and were good at the same time:
+// they are tied together.
 type knot struct {
 	tag   string
 	epoch Epoch

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/callers"
@@ -296,16 +297,12 @@ func (e *engine) forgetRenewed(ctx context.Context, vain []*pursuit) {
 			left = append(left, keys[i])
 		}
 	})
-	limit := make(chan struct{}, forgetSingly)
-	var wg sync.WaitGroup
+	var deletes errgroup.Group
+	deletes.SetLimit(forgetSingly)
 	for _, key := range left {
-		limit <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-limit }()
-			_ = e.store.Delete(ctx, e.storeKey(key))
-		})
+		deletes.Go(func() error { return e.store.Delete(ctx, e.storeKey(key)) })
 	}
-	wg.Wait()
+	_ = deletes.Wait() // what is left is deleted by who renews it next, in vain
 }
 
 // newFill presets what a fetch may change.
