@@ -122,8 +122,12 @@ func (c cluster) masters(ctx context.Context) ([]*redistest.Server, error) {
 	return masters, nil
 }
 
-// recovered gives the slots of a master that was replaced back to it, in order.
+// recovered settles the slots, completing or undoing moves that were interrupted,
+// and gives the slots of a master that was replaced back to it.
 func (c cluster) recovered(ctx context.Context) error {
+	if err := c.Heal(ctx); err != nil {
+		return err
+	}
 	replicas := c.Replicas()
 	for i, m := range c.Masters() {
 		err := until(ctx, fmt.Sprintf("%s to be a master again", m.Addr()), func() error {
@@ -138,6 +142,9 @@ func (c cluster) recovered(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+	}
+	if err := c.Heal(ctx); err != nil {
+		return err
 	}
 	return c.WaitReady(ctx)
 }

@@ -93,19 +93,15 @@ func (c *Cluster) OpenSlot(ctx context.Context, slot, from, to int) error {
 	}
 	// In this order, so that no client is sent to a node that turns it away
 	// (https://redis.io/docs/latest/commands/cluster-setslot/).
-	_, err = target.do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", sourceID)
-	if err == nil {
-		_, err = source.do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", targetID)
+	if err := setSlot(ctx, slot, target, "IMPORTING", sourceID); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("redistest: open slot %d: %w", slot, err)
-	}
-	return nil
+	return setSlot(ctx, slot, source, "MIGRATING", targetID)
 }
 
 // MoveSlot moves a slot and its keys between two masters, by their place in
 // [Cluster.Masters]. Clients are not told: they learn it from a MOVED
-// redirection.
+// redirection. All running nodes know the new owner when MoveSlot returns.
 func (c *Cluster) MoveSlot(ctx context.Context, slot, from, to int) error {
 	if err := c.OpenSlot(ctx, slot, from, to); err != nil {
 		return err
@@ -123,11 +119,11 @@ func (c *Cluster) MoveSlot(ctx context.Context, slot, from, to int) error {
 		if !s.proc.alive() {
 			continue
 		}
-		if _, err := s.do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", id); err != nil {
-			return fmt.Errorf("redistest: close slot %d: %w", slot, err)
+		if err := setSlot(ctx, slot, s, "NODE", id); err != nil {
+			return err
 		}
 	}
-	return nil
+	return c.agree(ctx)
 }
 
 func moveKeys(ctx context.Context, slot int, source, target *Server) error {
