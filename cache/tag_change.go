@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/stampedeguard/stampede/internal/hooks"
 )
 
 // DeleteTag implements [Store].
@@ -195,7 +193,7 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 			last = Stamp{Epoch: e.Stamp.Epoch, N: n}
 		}
 		switch {
-		case uint64(deleted) > e.Stamp.N && !hooks.TagCheckOff.Load():
+		case uint64(deleted) > e.Stamp.N:
 			errs[i] = ErrInvalidated
 		case uint64(expired) > e.goodAt():
 			e.Flags |= FlagExpired

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/hooks"
 )
 
 // flights lets the callers of a key in this process share one flight. The
@@ -252,7 +251,7 @@ type outcome struct {
 // sharing rule, and whose a private value is.
 func (o *outcome) forCaller(num uint64, first bool) *outcome {
 	switch {
-	case num >= o.moment && !hooks.SharingRuleOff.Load():
+	case num >= o.moment:
 		return goRound()
 	case o.private && !first:
 		return &outcome{then: fetchAlone}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/hooks"
 	"github.com/stampedeguard/stampede/internal/spawn"
 )
 
@@ -23,12 +22,6 @@ type Config struct {
 	// Breakable gives each child a line of its own to the server, which faults
 	// can break. Carrying it all costs the parent something.
 	Breakable bool
-
-	// SharingRuleOff breaks the guard: see package hooks.
-	SharingRuleOff bool
-	TagCheckOff    bool
-	// Unread has Gets ask for the lease at once: likewise.
-	Unread bool
 }
 
 // opening is the first line a child reads; all others are Loads.
@@ -56,9 +49,6 @@ func runChild(parent *spawn.Parent) error {
 	if err := parent.Hear(&o); err != nil {
 		return err
 	}
-	hooks.SharingRuleOff.Store(o.SharingRuleOff)
-	hooks.TagCheckOff.Store(o.TagCheckOff)
-	hooks.Unread.Store(o.Unread)
 	opts := &redis.Options{
 		Addr: o.Addr,
 		// Near RedisTimeout, as cache.Options advises.

@@ -68,18 +68,14 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		name   string
 		policy guard.Policy
 		load   linear.Load
-		unread bool
 	}{
-		{"fresh values only", shortLived, contended, false},
-		{"stale while revalidate", withStale(shortLived), contended, false},
-		{"fresh values only, with tags", shortLived, withTags(contended), false},
-		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended), false},
-		{"unread", withStale(shortLived), withTags(contended), true},
+		{"fresh values only", shortLived, contended},
+		{"stale while revalidate", withStale(shortLived), contended},
+		{"fresh values only, with tags", shortLived, withTags(contended)},
+		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cfg := config(c.policy)
-			cfg.Unread = c.unread
-			crew := linear.Run(t, 3, cfg)
+			crew := linear.Run(t, 3, config(c.policy))
 			d := 4 * time.Second
 			if full {
 				d = time.Minute
@@ -95,16 +91,14 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 		name   string
 		policy guard.Policy
 		load   linear.Load
-		unread bool
 	}{
-		{"fresh values only", shortLived, contended, false},
-		{"stale while revalidate", withStale(shortLived), contended, false},
-		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended), false},
-		{"unread", withStale(shortLived), withTags(contended), true},
+		{"fresh values only", shortLived, contended},
+		{"stale while revalidate", withStale(shortLived), contended},
+		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := config(c.policy)
-			cfg.Breakable, cfg.Unread = true, c.unread
+			cfg.Breakable = true
 			crew := linear.Run(t, 3, cfg)
 			d := 18 * time.Second
 			if full {
@@ -121,60 +115,6 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 			check(t, crew.Take())
 		})
 	}
-}
-
-// With the sharing rule taken out, callers get what a fetch from before a Delete
-// brings. A check that doesn't see that shows nothing.
-func TestWithoutTheSharingRuleAViolationIsFound(t *testing.T) {
-	cfg := config(shortLived)
-	cfg.SharingRuleOff = true
-	for name, batches := range map[string]float64{"one key at a time": 0, "batches": 1} {
-		t.Run(name, func(t *testing.T) {
-			load := contended
-			load.Batches = batches
-			findViolation(t, cfg, load)
-		})
-	}
-}
-
-// The same for tags: nobody looks whether one was deleted during the fetch.
-func TestWithoutTheCheckOfTagsAViolationIsFound(t *testing.T) {
-	cfg := config(shortLived)
-	cfg.TagCheckOff = true
-	load := withTags(contended)
-	load.Sets, load.Deletes = 0, 0
-	for name, batches := range map[string]float64{"one key at a time": 0, "batches": 1} {
-		t.Run(name, func(t *testing.T) {
-			load.Batches = batches
-			findViolation(t, cfg, load)
-		})
-	}
-}
-
-func findViolation(t *testing.T, cfg linear.Config, load linear.Load) {
-	t.Helper()
-	const mostHistories = 200
-	crew := linear.Run(t, 3, cfg)
-	load.Era = 0
-	for checked, violations := 0, 0; checked < mostHistories; load.First += load.Keys {
-		must(t, crew.Carry(deadline(t, time.Second), until(time.Second, load)))
-		histories := crew.Take()
-		for _, key := range slices.Sorted(maps.Keys(histories)) {
-			checked++
-			history := histories[key]
-			if linear.Check(history, searchTimeout) != porcupine.Illegal {
-				continue
-			}
-			if violations++; violations == 1 {
-				t.Logf("found in history %d, of %d calls:\n%s", checked, len(history), describe(linear.Minimise(history, searchTimeout)))
-			}
-			if direct := linear.Direct(history); len(direct) > 0 {
-				t.Logf("the direct check finds it in history %d, in %d Gets", checked, len(direct))
-				return
-			}
-		}
-	}
-	t.Errorf("nothing found in %d histories", mostHistories)
 }
 
 // mostTold bounds how many violations are described.

@@ -91,7 +91,7 @@ func (c *call) joint() bool {
 	return false
 }
 
-// describe names a command, and puts the mutant in the place of a script.
+// describe names a command.
 func (n *network) describe(m *command, cmd redis.Cmder) (label string) {
 	args := cmd.Args()
 	m.name = strings.ToLower(cmd.Name())
@@ -116,9 +116,6 @@ func (n *network) describe(m *command, cmd redis.Cmder) (label string) {
 		how = " (source)"
 	}
 	m.name = n.scripts.names[source]
-	if swapped, ok := n.scripts.swap[source]; ok {
-		args[1] = swapped
-	}
 	keys := args[2].(int)
 	m.key = strings.TrimSuffix(strings.TrimSuffix(fmt.Sprint(args[3]), ":lease"), ":tries")
 	switch m.name {

@@ -60,11 +60,8 @@ type look struct {
 	holder string
 }
 
-// outside are the rules that need no look into the server.
-var outside = []string{"P3", "P4", "P4 returns", "P7", "sharing", "value", "private", "age", "error", "old failure"}
-
 func (w *world) violate(rule, format string, args ...any) {
-	if w.cfg.Outside && !slices.Contains(outside, rule) {
+	if len(w.cfg.Rules) > 0 && !slices.Contains(w.cfg.Rules, rule) {
 		return
 	}
 	v := Violation{rule, w.step(), fmt.Sprintf(format, args...)}
@@ -144,6 +141,11 @@ func (b *book) replied(w *world, m *command, before map[string]content) {
 	case reply == nil:
 	case m.is("acquire"):
 		b.asked(w, m, before[m.key], reply.([]any))
+	case m.is("extend") && reply == int64(1):
+		// A Reset has forgotten the attempts, that of the holder too.
+		if left := w.server.TTL(m.key + ":tries"); left > 0 && left < w.plan.window()-ms {
+			w.violate("window", "%s renewed a lease, and its attempts are remembered for %v", c.label, left)
+		}
 	case m.is("fail") && reply == int64(1):
 		b.failed[m.token] = failing{w.step(), time.Now()}
 	case m.is("set"), m.is("delete"), m.is("expire"):
@@ -304,6 +306,9 @@ func (b *book) asked(w *world, m *command, was content, reply []any) {
 	case "granted":
 		if b.sent[m.token] {
 			w.violate("token", "the token %s was granted twice", w.tokenName(m.token))
+		}
+		if liveness := m.arg(9) == "1"; liveness && !c.n.owner.watched() {
+			w.violate("unsubscribed", "%s was granted a lease, and its process is not subscribed", c.label)
 		}
 		b.granted[m.token] = grant{m.key, c.n.owner, w.step(), now, m.arg(9) == "1"}
 		if f, ok := b.failed[m.arg(3)]; ok && now.Sub(f.at) < 5*time.Second {

@@ -94,6 +94,9 @@ func (w *world) startOp(p *process, k kind, keys ...string) {
 		ctx, o.cancel = context.WithCancel(ctx)
 	}
 	w.say("%v: p%d %v %s, deadline %v", o, p.id, k, o.key, !o.deadline.IsZero())
+	if w.plan.unread {
+		p.foreseeMiss()
+	}
 	w.wg.Go(func() {
 		defer o.cancel()
 		o.run(ctx)
@@ -109,11 +112,7 @@ func (o *op) run(ctx context.Context) {
 	g := o.p.guard
 	switch o.kind {
 	case get:
-		load := g.Load
-		if o.w.cfg.Share {
-			load = o.p.shared(o.key)
-		}
-		r, err := load(ctx, o.key, o.fetch)
+		r, err := g.Load(ctx, o.key, o.fetch)
 		o.value, o.source, o.err = r.Value, r.Source, err
 	case getMany:
 		o.runMany(ctx)

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,6 +16,7 @@ type plan struct {
 	calm                 bool // nothing goes wrong, and nothing takes long
 	tagged               bool // values carry tags: see tagsOf
 	many                 bool // some callers ask for several keys at once
+	unread               bool // each Get foresees a miss, and asks for its lease unread
 
 	policy       guard.Policy
 	redisTimeout time.Duration
@@ -69,9 +71,38 @@ func (p *plan) tag() {
 	p.description += "; tags"
 }
 
-// Many reports whether some of a seed's callers ask for several keys at once: in
-// one seed of four, half of which have tags.
-func Many(seed uint64) bool { return seed%4 == 1 }
+// Features names what some seeds have and others do not, for checks that need it.
+func Features(seed uint64) []string {
+	var all []string
+	switch seed % 4 {
+	case 0:
+		all = append(all, featureUnread)
+	case 1:
+		all = append(all, featureMany)
+	}
+	if seed%4 == 3 || seed%8 == 5 {
+		all = append(all, featureTags)
+	}
+	return all
+}
+
+const (
+	featureUnread = "unread"
+	featureMany   = "many"
+	featureTags   = "tags"
+)
+
+// add gives the plan what the seed has.
+func (p *plan) add(seed uint64, rng *rand.Rand) {
+	has := func(feature string) bool { return slices.Contains(Features(seed), feature) }
+	p.unread = has(featureUnread)
+	if has(featureTags) {
+		p.tag()
+	}
+	if has(featureMany) {
+		p.batch(rng)
+	}
+}
 
 // batch makes some callers ask for several keys at once.
 func (p *plan) batch(rng *rand.Rand) {
@@ -92,6 +123,11 @@ func (p *plan) batch(rng *rand.Rand) {
 		p.loseRequest, p.loseAnswer = max(p.loseRequest, 20), max(p.loseAnswer, 50)
 	}
 	p.description += fmt.Sprintf("; several of %d keys at once, fetched by %d", p.keys, p.policy.MaxBatch)
+}
+
+// window is for how long attempts are remembered, at least: the policy's default.
+func (p *plan) window() time.Duration {
+	return max(time.Minute, 2*(p.policy.FetchTimeout+p.policy.MaxBudgetWait+p.policy.Lease))
 }
 
 func pick[T any](rng *rand.Rand, of ...T) T { return of[rng.IntN(len(of))] }

@@ -4,12 +4,12 @@ import (
 	"errors"
 	"reflect"
 	"sync"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/hooks"
 )
 
 const (
@@ -27,8 +27,6 @@ type process struct {
 	redis *cache.Redis
 	guard *guard.Guard[string]
 	name  string // 8 bytes
-
-	sharing // a mutant
 
 	frozen  bool
 	crashed bool
@@ -66,11 +64,7 @@ func (w *world) newProcess() *process {
 	w.mu.Lock()
 	w.byName[p.name] = p
 	w.mu.Unlock()
-	var store cache.Store = s
-	if w.cfg.Wrap != nil {
-		store = w.cfg.Wrap(store)
-	}
-	p.guard, err = guard.New[string](steady{store, w.plan.poll, w.plan.many || hooks.Unread.Load()}, guardName, w.plan.policy)
+	p.guard, err = guard.New[string](steady{s, w.plan.poll, w.plan.many || w.plan.unread}, guardName, w.plan.policy)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -144,6 +138,14 @@ func (p *process) flying() int {
 		unlock()
 	}
 	return n
+}
+
+// foreseeMiss has the guard expect that the next key is not stored, as it does
+// after a row of misses. Rows that the history itself had would be most of it.
+func (p *process) foreseeMiss() {
+	const longRow = 1 << 16
+	row := reflect.ValueOf(p.guard).Elem().FieldByName("engine").Elem().FieldByName("foresight").FieldByName("row")
+	(*atomic.Int32)(row.Addr().UnsafePointer()).Store(longRow)
 }
 
 // lock takes the mutex named mu of a struct.

@@ -1,45 +1,62 @@
 package sim
 
 import (
+	"cmp"
 	"crypto/sha1"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 )
 
-// scripts knows the store's Lua scripts by the name of their file, and what a
-// mutant puts in their place.
+// scripts knows the store's Lua scripts by the name of their file.
 type scripts struct {
 	names map[string]string // by SHA and by source
-	swap  map[string]string // SHA to SHA and source to source, for a mutant
 }
 
 // readScripts reads the scripts of package cache, whose sources it keeps to
-// itself, from their directory.
-func readScripts(dir string, mutate map[string]func(string) string) (*scripts, error) {
+// itself, from their directory, or from where an overlay file has them.
+func readScripts(dir, overlay string) (*scripts, error) {
+	replaced, err := readOverlay(overlay)
+	if err != nil {
+		return nil, err
+	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.lua"))
 	if err != nil || len(files) == 0 {
 		return nil, fmt.Errorf("sim: no scripts in %s: %w", dir, err)
 	}
-	s := &scripts{names: map[string]string{}, swap: map[string]string{}}
+	s := &scripts{names: map[string]string{}}
 	for _, file := range files {
-		b, err := os.ReadFile(file)
+		path, err := filepath.Abs(file)
+		if err != nil {
+			return nil, err
+		}
+		b, err := os.ReadFile(cmp.Or(replaced[path], path))
 		if err != nil {
 			return nil, err
 		}
 		name, source := strings.TrimSuffix(filepath.Base(file), ".lua"), string(b)
 		s.names[source], s.names[sha(source)] = name, name
-		if change := mutate[name]; change != nil {
-			mutant := change(source)
-			if mutant == source {
-				return nil, fmt.Errorf("sim: the mutant of %s changes nothing", name)
-			}
-			s.swap[source], s.swap[sha(source)] = mutant, sha(mutant)
-		}
 	}
 	return s, nil
+}
+
+// readOverlay returns the files that stand in for others, by absolute path.
+func readOverlay(path string) (map[string]string, error) {
+	if path == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var overlay struct{ Replace map[string]string }
+	if err := json.Unmarshal(b, &overlay); err != nil {
+		return nil, fmt.Errorf("sim: overlay %s: %w", path, err)
+	}
+	return overlay.Replace, nil
 }
 
 func sha(source string) string {

@@ -17,28 +17,21 @@ import (
 	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
-// A Config says what to run. The fields that are not the seed are for mutants,
-// which show that the checks can fail.
+// A Config says what to run.
 type Config struct {
 	Seed uint64
 	// Scripts is the directory of package cache's scripts.
 	Scripts string
-
-	// Lua rewrites scripts, by their name.
-	Lua map[string]func(source string) string
-	// Wrap puts something between each guard and its store.
-	Wrap func(cache.Store) cache.Store
-	// Share lets all callers of a key in a process share whatever call is under
-	// way: the guard without its sharing rule.
-	Share bool
-	// Replay makes the same seed the same history, which a test that runs beside
-	// others can't: it sets the process's source of random names.
+	// Overlay is the file that the test was built with through the -overlay flag
+	// of the go command: it may replace scripts. Default none.
+	Overlay string
+	// Rules are those that are checked. Default all. A mutant's check names one, so
+	// that a rule that looks into the server does not find the mutant before a rule
+	// that looks at what callers get.
+	Rules []string
+	// Replay makes the same seed the same history. It sets the process's source of
+	// random names, so a test that runs beside others cannot use it.
 	Replay bool
-	// Outside leaves only the rules that look at what callers get, so that a
-	// mutant isn't found by a look into the server.
-	Outside bool
-	// Untagged leaves tags out: a wake-up that brings a tagged entry decides nothing.
-	Untagged bool
 }
 
 // A Result is what came of one seed.
@@ -167,16 +160,11 @@ func without[T comparable](s []T, v T) []T {
 
 func (w *world) run() {
 	w.plan = newPlan(w.rng)
-	if (w.cfg.Seed%4 == 3 || w.cfg.Seed%8 == 5) && !w.cfg.Untagged {
-		w.plan.tag()
-	}
-	if Many(w.cfg.Seed) {
-		w.plan.batch(w.rng)
-	}
+	w.plan.add(w.cfg.Seed, w.rng)
 	w.history.start = time.Now()
 	w.say("seed %d: %s", w.cfg.Seed, w.plan.description)
 	var err error
-	if w.scripts, err = readScripts(w.cfg.Scripts, w.cfg.Lua); err != nil {
+	if w.scripts, err = readScripts(w.cfg.Scripts, w.cfg.Overlay); err != nil {
 		w.t.Fatal(err)
 	}
 	if w.server, err = redistest.StartEmbeddedInMemory(); err != nil {

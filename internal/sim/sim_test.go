@@ -18,7 +18,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/stampedeguard/stampede/internal/hooks"
 	"github.com/stampedeguard/stampede/internal/sim"
 )
 
@@ -27,6 +26,9 @@ var (
 	first = flag.Uint64("first", 1, "the first of the seeds to play")
 	seeds = flag.Uint64("seeds", manySeeds, "how many seeds to play")
 	twice = flag.Bool("twice", false, "for worker processes: play each seed twice and compare the traces")
+
+	with  = flag.String("with", "", "play only the seeds that have this `feature`")
+	rules = flag.String("rules", "", "check only these `rules`, with commas between, in this process, until the first is broken")
 )
 
 const scriptsDir = "../../cache/lua"
@@ -69,17 +71,38 @@ func (a *tally) add(b tally) {
 // tallyMark starts the line of a worker's output that its tally follows.
 const tallyMark = "tally: "
 
-// work is TestSim in a worker. In every fourth seed no Get reads first.
+// config is that of a seed.
+func config(s uint64) sim.Config {
+	return sim.Config{Seed: s, Scripts: scriptsDir, Overlay: os.Getenv("MUTANT_OVERLAY"), Rules: ruleNames(), Replay: true}
+}
+
+func ruleNames() []string {
+	if *rules == "" {
+		return nil
+	}
+	return strings.Split(*rules, ",")
+}
+
+// work is TestSim in a worker.
 func work(t *testing.T) {
 	sum := tally{Faults: map[string]int{}}
-	for s := *first; s < *first+*seeds; s++ {
+	for s, left := *first, *seeds; left > 0; s++ {
 		if *seed != 0 {
 			s = *seed
 		}
-		hooks.Unread.Store(s%4 == 0)
-		r := sim.Run(t, sim.Config{Seed: s, Scripts: scriptsDir, Replay: true})
+		featured := *with == "" || slices.Contains(sim.Features(s), *with)
+		if featured || *rules == "" { // the seeds of a mutant are counted, others are a range
+			left--
+		}
+		if !featured {
+			continue
+		}
+		r := sim.Run(t, config(s))
 		for _, v := range r.Violations {
 			t.Errorf("seed %d: %v", s, v)
+		}
+		if *rules != "" && len(r.Violations) > 0 {
+			return
 		}
 		sum.add(tally{Seeds: 1, Steps: r.Steps, Fetches: r.Fetches, Elapsed: r.Elapsed, Faults: r.Faults})
 		if *seed != 0 {
@@ -88,7 +111,7 @@ func work(t *testing.T) {
 		}
 		if *twice {
 			runtime.GC()
-			if again := sim.Run(t, sim.Config{Seed: s, Scripts: scriptsDir, Replay: true}); !slices.Equal(r.Trace, again.Trace) {
+			if again := sim.Run(t, config(s)); !slices.Equal(r.Trace, again.Trace) {
 				sum.Different = append(sum.Different, s)
 			}
 		}
@@ -115,7 +138,7 @@ func play(t *testing.T, from, n uint64, flags ...string) tally {
 			continue
 		}
 		wg.Go(func() {
-			out, err := workerProcess(t, append(flags, fmt.Sprintf("-first=%d", begin), fmt.Sprintf("-seeds=%d", end-begin))...)
+			out, err := workerProcess(t, append(flags, "-with="+*with, fmt.Sprintf("-first=%d", begin), fmt.Sprintf("-seeds=%d", end-begin))...)
 			mu.Lock()
 			defer mu.Unlock()
 			told := false
@@ -154,7 +177,7 @@ func workerProcess(t *testing.T, flags ...string) (string, error) {
 //
 //	go test ./internal/sim -run Sim -seed=N -v
 func TestSim(t *testing.T) {
-	if os.Getenv(worker) != "" {
+	if os.Getenv(worker) != "" || *rules != "" {
 		work(t)
 		return
 	}
