@@ -74,6 +74,7 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 	for _, m := range c.commands {
 		n.owner.w.nameToken(m)
 	}
+	n.owner.breaker.checkCall(c)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.arrived++

@@ -151,8 +151,14 @@ func (w *world) subscribe(p *process, l *wire, what parcel) {
 }
 
 func (w *world) message(p *process, l *wire, what parcel) {
-	lose := what.what == "message" && !w.healed && w.chance(w.plan.loseMessage)
+	// A connection that lives loses nothing. A lost wake-up stands for one that was
+	// published before the subscription, or that a full watch has dropped.
+	lose := what.what == "message" && !what.about("message", invalidations) && !w.healed && w.chance(w.plan.loseMessage)
 	text := what.what
+	if what.about("message", invalidations) {
+		text = fmt.Sprintf("invalidation %q", what.parts[2])
+		p.feed.hear(what.parts[2], what.sent, w.step())
+	}
 	if what.what == "message" && len(what.parts) == 3 {
 		if m, err := cache.ParseMessage([]byte(what.parts[2])); err == nil {
 			text = fmt.Sprintf("message %v on %s", m.Signal, what.parts[1])

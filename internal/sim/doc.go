@@ -13,11 +13,26 @@
 // on by itself (synctest.Wait), so that the order of events is the seed's and
 // not the Go runtime's.
 //
-// Callers Get, Peek and change keys. In one seed of four they call GetMany too,
-// over three or four keys in any order, which is checked as a Get of each key is;
-// there pipelines are also torn, so that Redis carries out only the first of their
-// commands, or only the first of their answers arrive. In three seeds of eight
-// values carry tags, which are deleted and expired.
+// Callers Get, Peek and change keys. Some seeds have more, by themselves or together
+// ([Features]):
+//
+//   - many: callers call GetMany, over three or four keys in any order, which is
+//     checked as a Get of each key is. Pipelines are torn, so that Redis carries out
+//     only the first of their commands, or only the first of their answers arrive.
+//   - tags: values carry tags, which are deleted and expired.
+//   - unread: each Get foresees a miss, and asks for its lease without reading first.
+//   - near: guards have a near cache. A near value is never served after its process
+//     has heard of its change, nor while the process cannot hear of changes.
+//   - refresh: callers call Reload. It returns the outcome of a fetch, or of a Set,
+//     that was not over when it was called.
+//   - soft: a call that has waited for SoftTimeout gets the stale value there is.
+//   - breaker: Redis is away often. While a breaker is open nothing is sent but
+//     probes, no call waits for Redis, and the breaker closes soon after Redis is
+//     back.
+//   - budget: fetches are paid from a guard/budget. The fleet never exceeds the limit
+//     while Redis is there, and makes no call that was not granted.
+//   - memory: the store is a memory store, and a gate in place of the network holds
+//     and loses calls. What a look into Redis shows is known from the gate instead.
 //
 // What is left to the runtime, and how far a seed replays in spite of it, is
 // told at [Run].

@@ -16,6 +16,7 @@ func (w *world) heal() {
 	}
 	w.thaws = nil
 	clear(w.held)
+	w.healedAt = time.Now()
 	w.quiet()
 }
 
@@ -43,6 +44,7 @@ func (w *world) settle() {
 			}
 		}
 	}
+	w.breakersClose()
 	atRest := func(p *process) bool {
 		t := p.tokens()
 		return p.flying() == 0 && t[0]+t[1]+t[2]+t[3] == 0
@@ -89,14 +91,20 @@ func (w *world) shutDown() {
 		o.cancel()
 	}
 	for _, p := range w.processes {
-		if !p.crashed {
-			p.n.end()
+		p.die()
+		for _, n := range p.nets {
+			_ = n.client.Close()
 		}
-		_ = p.c.Close()
 	}
 	w.wg.Wait()
 	time.Sleep(time.Minute) // what the clients have under way ends
-	if err := errors.Join(w.admin.Close(), w.server.Stop()); err != nil {
+	err := error(nil)
+	if w.memory != nil {
+		err = w.memory.Close()
+	} else {
+		err = errors.Join(w.admin.Close(), w.server.Stop())
+	}
+	if err != nil {
 		w.violate("leak", "%v", err)
 	}
 }

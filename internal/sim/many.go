@@ -37,7 +37,7 @@ func (o *op) runMany(ctx context.Context) {
 }
 
 func (o *op) manyResult() string {
-	if o.p.n.isDead() {
+	if o.p.isDead() {
 		return "in a process that is dead" // of what, is Go's
 	}
 	var all []string
@@ -201,7 +201,11 @@ func (o *op) answered(name string, a cache.Answer, err error) {
 	key := strings.TrimPrefix(name, guardName+":")
 	o.w.mu.Lock()
 	defer o.w.mu.Unlock()
-	delete(o.leases, key)
+	// After an answer that grants nothing, the fetch of an earlier grant may still
+	// start: a flight that has lost its lease goes on beside the next one.
+	if err != nil {
+		delete(o.leases, key)
+	}
 	if err != nil || a.Verdict != cache.Granted {
 		return
 	}

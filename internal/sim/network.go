@@ -41,22 +41,33 @@ type network struct {
 	dialer  func(ctx context.Context, network, addr string) (net.Conn, error)
 	patient time.Duration // the client's ReadTimeout
 
+	client *client
+
 	mu      sync.Mutex
 	weather weather
 	open    bool // everything passes: the process is starting
-	dead    chan struct{}
 	calls   []*call
 	wires   []*wire
 	arrived int
 }
 
-func (n *network) isDead() bool {
-	select {
-	case <-n.dead:
-		return true
-	default:
-		return false
+// newNetwork lays a network between a process and the server, with a client.
+func (w *world) newNetwork(p *process) *network {
+	n := &network{
+		proc: p.id, owner: p, scripts: w.scripts, patient: w.plan.readTimeout,
+		dialer: w.server.Options().Dialer, open: true,
 	}
+	options := func() *redis.Options {
+		o := w.server.Options()
+		o.MaxRetries, o.DialerRetries = -1, 1 // failures are the scheduler's
+		return o
+	}
+	sub := options()
+	sub.Dialer = n.dial
+	n.client = &client{redis.NewClient(options()), redis.NewClient(sub)}
+	n.client.AddHook(n)
+	p.nets = append(p.nets, n)
+	return n
 }
 
 // setsUp reports whether a command sets up a connection.
@@ -98,7 +109,7 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func([]red
 	open, weather := n.open, n.weather
 	n.mu.Unlock()
 	switch {
-	case n.isDead():
+	case n.owner.isDead():
 		return n.fail(cmds, errDead)
 	case open:
 		return next(cmds)
@@ -122,7 +133,7 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func([]red
 	case <-patience.C:
 		n.giveUp(c)
 		return n.fail(cmds, errTimeout)
-	case <-n.dead:
+	case <-n.owner.dead:
 		return n.fail(cmds, errDead)
 	}
 	err := next(cmds[:arrive])
@@ -140,7 +151,7 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func([]red
 		return err
 	case <-patience.C:
 		return n.fail(cmds, errTimeout)
-	case <-n.dead:
+	case <-n.owner.dead:
 		return n.fail(cmds, errDead)
 	}
 }
@@ -212,7 +223,7 @@ func (n *network) dial(ctx context.Context, network, addr string) (net.Conn, err
 	weather := n.weather
 	n.mu.Unlock()
 	switch {
-	case n.isDead():
+	case n.owner.isDead():
 		return nil, errDead
 	case weather == refused:
 		return nil, errRefused
@@ -225,7 +236,7 @@ func (n *network) dial(ctx context.Context, network, addr string) (net.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	w := newWire(inner, n.owner.w.plan.many)
+	w := newWire(inner, n.owner.w.plan.many, n.owner.w.step)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.wires = append(n.wires, w)
@@ -254,10 +265,24 @@ func (n *network) cut() {
 	}
 }
 
+// turn changes the weather. Connections that are refused from now on end, with all
+// that is under way on them.
 func (n *network) turn(w weather) {
 	n.mu.Lock()
 	n.weather = w
 	n.mu.Unlock()
+	if w != refused {
+		return
+	}
+	n.cut()
+	for _, c := range n.pending() {
+		switch n.stateOf(c) {
+		case waiting:
+			c.request <- errCut
+		case executed:
+			c.answer <- errCut
+		}
+	}
 }
 
 func (n *network) setOpen(open bool) {
@@ -266,10 +291,10 @@ func (n *network) setOpen(open bool) {
 	n.mu.Unlock()
 }
 
-// die ends the process's network. Requests that are on their way may be lost or
-// not: they stay, as ghosts.
-func (n *network) die() {
+// orphan has requests that are on their way go on without the client.
+func (n *network) orphan() {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	for _, c := range n.calls {
 		if c.state == waiting {
 			c.state = ghost
@@ -277,16 +302,6 @@ func (n *network) die() {
 				c.cmds[i] = redis.NewCmd(context.Background(), cmd.Args()...)
 			}
 		}
-	}
-	close(n.dead)
-	n.mu.Unlock()
-	n.cut()
-}
-
-// end ends the network of a process that has been closed.
-func (n *network) end() {
-	if !n.isDead() {
-		n.die()
 	}
 }
 

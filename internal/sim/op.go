@@ -29,10 +29,11 @@ const (
 	delTag
 	expireTag
 	getMany
+	reload
 )
 
 func (k kind) String() string {
-	return [...]string{"get", "peek", "set", "delete", "expire", "reset", "delete tag", "expire tag", "get many"}[k]
+	return [...]string{"get", "peek", "set", "delete", "expire", "reset", "delete tag", "expire tag", "get many", "reload"}[k]
 }
 
 // An op is one call of a guard, by one caller.
@@ -60,8 +61,12 @@ type op struct {
 	end    int
 	took   time.Time
 
+	before content // of a Get's key, when it came
+	away   bool    // the breaker was open for long when it came
+
 	returned, forgotten, judged bool
-	carriedOut                  int // step at which Redis carried the change out; 0: it hasn't
+	carriedOut                  int            // step at which Redis carried the change out; 0: it hasn't
+	told                        map[string]int // of a change, by key or tag: step at which near caches were told
 	fetches                     int
 
 	// By key, of getMany; guarded by world.mu.
@@ -81,7 +86,10 @@ func (o *op) String() string {
 func (w *world) startOp(p *process, k kind, keys ...string) {
 	o := &op{
 		w: w, id: len(w.ops) + 1, p: p, kind: k, key: strings.Join(keys, " "), keys: keys, start: w.step(), began: time.Now(),
-		seed: w.rng.Uint64(),
+		seed: w.rng.Uint64(), told: map[string]int{},
+	}
+	if w.plan.policy.SoftTimeout > 0 && k == get {
+		o.before = w.book.look(w)[entryName(keys[0])]
 	}
 	o.rng = rand.New(rand.NewPCG(o.seed, 0))
 	w.ops = append(w.ops, o)
@@ -97,6 +105,7 @@ func (w *world) startOp(p *process, k kind, keys ...string) {
 	if w.plan.unread {
 		p.foreseeMiss()
 	}
+	o.away = p.breaker.openFor(w.plan.underWay())
 	w.wg.Go(func() {
 		defer o.cancel()
 		o.run(ctx)
@@ -113,6 +122,9 @@ func (o *op) run(ctx context.Context) {
 	switch o.kind {
 	case get:
 		r, err := g.Load(ctx, o.key, o.fetch)
+		o.value, o.source, o.err = r.Value, r.Source, err
+	case reload:
+		r, err := g.Reload(ctx, o.key, o.fetch)
 		o.value, o.source, o.err = r.Value, r.Source, err
 	case getMany:
 		o.runMany(ctx)
@@ -145,7 +157,7 @@ func (o *op) result() string {
 	if o.err != nil {
 		return "error: " + plain(o.err.Error())
 	}
-	if o.kind == get || o.kind == peek {
+	if o.kind == get || o.kind == peek || o.kind == reload {
 		return fmt.Sprintf("%q from %v", o.value, o.source)
 	}
 	return "done"
@@ -208,7 +220,7 @@ func (f *fetch) wait() error {
 		return nil
 	case <-ended:
 		return f.ctx.Err()
-	case <-f.op.p.n.dead:
+	case <-f.op.p.dead:
 		return errDead
 	}
 }

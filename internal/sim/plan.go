@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
 )
 
 // A plan is what a seed says before anything happens.
@@ -16,7 +17,10 @@ type plan struct {
 	calm                 bool // nothing goes wrong, and nothing takes long
 	tagged               bool // values carry tags: see tagsOf
 	many                 bool // some callers ask for several keys at once
-	unread               bool // each Get foresees a miss, and asks for its lease unread
+	unread, refresh      bool // see Features
+	breakers             bool // see Features
+	budget, memory       bool // see Features
+	limit                budget.Limit
 
 	policy       guard.Policy
 	redisTimeout time.Duration
@@ -83,24 +87,89 @@ func Features(seed uint64) []string {
 	if seed%4 == 3 || seed%8 == 5 {
 		all = append(all, featureTags)
 	}
+	rng := rand.New(rand.NewPCG(seed, 0xfea7)) // of its own, so that the plan is as without
+	for _, f := range []struct {
+		name     string
+		permille int
+	}{{featureNear, 300}, {featureRefresh, 300}, {featureSoft, 200}, {featureBreaker, 120}, {featureBudget, 120}, {featureMemory, 120}} {
+		if rng.IntN(1000) < f.permille {
+			all = append(all, f.name)
+		}
+	}
+	if slices.Contains(all, featureMemory) { // a store without Redis, and so without what needs one
+		all = slices.DeleteFunc(all, func(name string) bool { return name == featureBreaker || name == featureBudget })
+	}
 	return all
 }
 
 const (
-	featureUnread = "unread"
-	featureMany   = "many"
-	featureTags   = "tags"
+	featureUnread  = "unread"  // each Get foresees a miss, and asks for its lease unread
+	featureMany    = "many"    // some callers ask for several keys at once
+	featureTags    = "tags"    // values carry tags: see tagsOf
+	featureNear    = "near"    // guards have a near cache
+	featureRefresh = "refresh" // some callers call Reload
+	featureSoft    = "soft"    // a call gets a stale value when its fetch takes long
+	featureBudget  = "budget"  // fetches are paid from a guard/budget
+	featureMemory  = "memory"  // the store is a cache.Memory
+	featureBreaker = "breaker" // breakers open after two timeouts in a row, and Redis goes away often
 )
 
 // add gives the plan what the seed has.
 func (p *plan) add(seed uint64, rng *rand.Rand) {
-	has := func(feature string) bool { return slices.Contains(Features(seed), feature) }
-	p.unread = has(featureUnread)
+	features := Features(seed)
+	has := func(feature string) bool { return slices.Contains(features, feature) }
+	p.unread, p.refresh = has(featureUnread), has(featureRefresh)
 	if has(featureTags) {
 		p.tag()
 	}
 	if has(featureMany) {
 		p.batch(rng)
+	}
+	if has(featureNear) {
+		p.near(rng)
+	}
+	if has(featureSoft) {
+		p.soft(rng)
+	}
+	if has(featureBreaker) {
+		p.outages(rng)
+	}
+	if has(featureBudget) {
+		p.pay(rng)
+	}
+	if has(featureMemory) {
+		p.inMemory()
+	}
+	p.description += fmt.Sprintf("; %v", features)
+}
+
+// outages has Redis go away often, and breakers notice it.
+func (p *plan) outages(rng *rand.Rand) {
+	p.breakers = true
+	if !p.calm {
+		p.trouble = max(p.trouble, 15)
+		p.troubles = append(p.troubles, badWeather, badWeather)
+		p.redisTimeout = pick(rng, 100*ms, 250*ms)
+	}
+}
+
+// near gives each guard a near cache.
+func (p *plan) near(rng *rand.Rand) {
+	p.policy.Near = guard.Near{MaxEntries: 100, TTL: pick(rng, 50*ms, 500*ms, 10*time.Second)}
+	p.policy.TTL = max(p.policy.TTL, 300*ms)
+	p.failing, p.private = min(p.failing, 20), 0
+	p.ops += 15
+	p.changing = max(p.changing, 20)
+}
+
+// soft bounds the wait of callers who have a stale value to live on.
+func (p *plan) soft(rng *rand.Rand) {
+	p.policy.SoftTimeout = pick(rng, 10*ms, 60*ms)
+	p.policy.StaleIfError = p.policy.Stale + 3*time.Second
+	p.policy.TTL = min(p.policy.TTL, 300*ms)
+	if p.calm && !p.many { // see book.tooPatient
+		p.policy.TTL, p.longest, p.changing = 40*ms, 3*time.Second, min(p.changing, 10)
+		p.poll = 5 * ms
 	}
 }
 

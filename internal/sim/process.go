@@ -6,30 +6,39 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
 )
 
 const (
 	namespace = "sim"
 	guardName = "g"
+
+	invalidations = namespace + ":invalidations" // channel
 )
 
-// A process has a store, a guard, and a network between it and Redis. It lives
-// once: another takes its place when it has crashed or left.
+// A process has a store and a guard, and between the store and its server a
+// network. A memory store has a gate in place of it. A process lives once: another
+// takes its place when it has crashed or left.
 type process struct {
 	id    int
 	w     *world
-	n     *network
-	c     *client
-	redis *cache.Redis
+	n     *network   // of the store; nil: it has a gate
+	nets  []*network // all there are
+	gate  *gate
+	store cache.Store // a cache.Redis, or a cache.Memory
 	guard *guard.Guard[string]
 	name  string // 8 bytes
 
+	budget    *budget.Budget // nil: none
+	allowance allowance
+
+	feed    feed
+	breaker breaker
 	frozen  bool
 	crashed bool
+	dead    chan struct{} // closed: nothing of it can reach anybody
 	leaving bool
 	closed  chan struct{} // guard and store have been closed
 	closing error
@@ -38,39 +47,49 @@ type process struct {
 }
 
 func (w *world) newProcess() *process {
-	p := &process{id: len(w.processes) + 1, w: w, closed: make(chan struct{})}
-	p.n = &network{
-		proc: p.id, owner: p, scripts: w.scripts, patient: w.plan.readTimeout,
-		dialer: w.server.Options().Dialer, dead: make(chan struct{}), open: true,
+	p := &process{id: len(w.processes) + 1, w: w, closed: make(chan struct{}), dead: make(chan struct{})}
+	p.breaker.p = p
+	policy := w.plan.policy
+	var between cache.Store
+	if w.memory != nil {
+		p.gate = &gate{Store: w.memory.Join(), p: p}
+		p.store, between = p.gate.Store, p.gate
+	} else {
+		p.store = w.newStore(p)
+		between = p.store
 	}
-	options := func() *redis.Options {
-		o := w.server.Options()
-		o.MaxRetries, o.DialerRetries = -1, 1 // failures are the scheduler's
-		return o
+	if w.plan.budget {
+		p.budget = w.newBudget(p)
+		policy.Budget = p.budget
 	}
-	sub := options()
-	sub.Dialer = p.n.dial
-	p.c = &client{redis.NewClient(options()), redis.NewClient(sub)}
-	p.c.AddHook(p.n)
-	s, err := cache.NewRedis(p.c, cache.Options{
-		Namespace: namespace, RedisTimeout: w.plan.redisTimeout,
-		BreakerFailures: 1 << 30, // see [Run]
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	p.redis = s
-	p.name = string(reflect.ValueOf(s).Elem().FieldByName("minter").Elem().FieldByName("process").Bytes())
+	p.name = string(reflect.ValueOf(p.store).Elem().FieldByName("minter").Elem().FieldByName("process").Bytes())
 	w.mu.Lock()
 	w.byName[p.name] = p
 	w.mu.Unlock()
-	p.guard, err = guard.New[string](steady{s, w.plan.poll, w.plan.many || w.plan.unread}, guardName, w.plan.policy)
+	var err error
+	p.guard, err = guard.New[string](steady{between, w.plan.poll, w.plan.many || w.plan.unread}, guardName, policy)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	p.n.setOpen(false)
+	for _, n := range p.nets {
+		n.setOpen(false)
+	}
 	w.processes = append(w.processes, p)
 	return p
+}
+
+// newStore makes a process's store on the server.
+func (w *world) newStore(p *process) cache.Store {
+	p.n = w.newNetwork(p)
+	opts := cache.Options{Namespace: namespace, RedisTimeout: w.plan.redisTimeout, Observer: &p.breaker}
+	if !w.plan.breakers {
+		opts.BreakerFailures = 1 << 30 // see [Run]
+	}
+	s, err := cache.NewRedis(p.n.client, opts)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
 }
 
 // up reports whether calls can be made in the process.
@@ -80,7 +99,7 @@ func (p *process) up() bool { return !p.crashed && !p.leaving }
 // What is left of it in the bubble can reach nobody.
 func (p *process) crash() {
 	p.crashed = true
-	p.n.die()
+	p.die()
 	for _, o := range p.w.ops {
 		if o.p == p {
 			o.forget()
@@ -89,12 +108,39 @@ func (p *process) crash() {
 	p.close()
 }
 
+// die ends the process's networks. Requests that are on their way may be lost or
+// not: they stay, as ghosts.
+func (p *process) die() {
+	if p.isDead() {
+		return
+	}
+	for _, n := range p.nets {
+		n.orphan()
+	}
+	close(p.dead)
+	for _, n := range p.nets {
+		n.cut()
+	}
+}
+
+func (p *process) isDead() bool {
+	select {
+	case <-p.dead:
+		return true
+	default:
+		return false
+	}
+}
+
 // close ends guard and store, in order if the process lives.
 func (p *process) close() {
 	p.leaving = true
 	go func() { // awaited through p.closed
 		defer close(p.closed)
-		p.closing = errors.Join(p.guard.Close(), p.redis.Close())
+		p.closing = errors.Join(p.guard.Close(), p.store.Close())
+		if p.budget != nil {
+			_ = p.budget.Close() // what cannot be given back expires
+		}
 	}()
 }
 
@@ -109,6 +155,9 @@ func (p *process) isClosed() bool {
 
 // watched reports whether Redis sees somebody on the process's liveness channel.
 func (p *process) watched() bool {
+	if p.gate != nil {
+		return !p.crashed && !p.isClosed()
+	}
 	channel := namespace + ":alive:" + cache.Process([]byte(p.name)).String()
 	return p.w.server.PubSubNumSub(channel)[channel] > 0
 }
@@ -116,10 +165,18 @@ func (p *process) watched() bool {
 // The two below look into the library without asking it: what they count must be
 // nothing at rest, and nobody else needs to know.
 
-// tokens counts the tokens in the store's ledger, by their state.
+// tokens counts the tokens of the store that may be a lease, by their state in a
+// ledger; those of a memory store have one state.
 func (p *process) tokens() map[uint64]int {
 	all := map[uint64]int{}
-	ledger := reflect.ValueOf(p.redis).Elem().FieldByName("ledger").Elem()
+	store := reflect.ValueOf(p.store).Elem()
+	if p.gate != nil {
+		if n := store.FieldByName("leases").Len(); n > 0 {
+			all[1] = n
+		}
+		return all
+	}
+	ledger := store.FieldByName("ledger").Elem()
 	defer lock(ledger)()
 	for it := ledger.FieldByName("tokens").MapRange(); it.Next(); {
 		all[it.Value().Elem().FieldByName("state").Uint()]++

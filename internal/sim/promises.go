@@ -28,6 +28,7 @@ func (w *world) noticeFetches() {
 	w.mu.Unlock()
 	b := &w.book
 	for _, f := range news {
+		b.spent(w, f)
 		if f.token == "" {
 			if w.plan.calm && w.plan.private == 0 {
 				w.violate("calm", "fetch %s runs without a lease though nothing was wrong", f.name)
@@ -64,12 +65,16 @@ func (b *book) returned(w *world, o *op) {
 	if !o.deadline.IsZero() && o.took.After(o.deadline) {
 		w.violate("P4", "%v returned %v after its deadline", o, o.took.Sub(o.deadline))
 	}
+	if o.kind == get {
+		b.tooPatient(w, o)
+	}
+	b.waitedForRedis(w, o)
 	switch {
 	case o.kind == getMany:
 		b.gaveMany(w, o)
 	case o.err != nil:
 		b.gaveError(w, o, o.key, o.err)
-	case o.kind == get || o.kind == peek:
+	case o.kind == get || o.kind == peek || o.kind == reload:
 		b.gaveValue(w, o, o.key, o.value)
 	case o.kind != reset:
 		if o.carriedOut == 0 {
@@ -105,6 +110,13 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 		renewed = r.start
 	}
 	b.since(w, o, append(tagsOf(key), key), from, renewed, strconv.Quote(given)+", "+what)
+	if o.kind == reload {
+		b.gaveReload(w, o, given, f)
+	}
+	if o.source == guard.FromNear {
+		w.seen("near value")
+		b.gaveNear(w, o, given)
+	}
 	s, stored := b.stored[given]
 	if !stored && o.start > from {
 		w.violate("sharing", "%v, which came at step %d, was given %q, which was never stored, and %s at step %d", o, o.start, given, what, from)
@@ -132,13 +144,19 @@ func (b *book) since(w *world, o *op, names []string, from, renewed int, what st
 		barriers = append(barriers, b.barriers[name]...)
 	}
 	for _, c := range barriers {
-		// Expire is a barrier only where nothing stale may be served; Peek does.
-		if (c.kind == expire || c.kind == expireTag) && (o.kind == peek || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0) {
+		// Expire is a barrier only where nothing stale may be served. Peek serves it,
+		// the near cache does not.
+		staleAllowed := o.kind == peek || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0
+		if (c.kind == expire || c.kind == expireTag) && staleAllowed && o.source != guard.FromNear {
 			continue
 		}
 		step := from
 		if c.kind == expire || c.kind == expireTag {
 			step = renewed
+		}
+		if o.mayBeNear() {
+			b.sinceNear(w, o, c, names, step, what)
+			continue
 		}
 		if c.end < o.start && step < c.carriedOut {
 			w.violate("P3", "%v, which started at step %d after %v (%v) had returned at step %d, was given %s at step %d, before that %v was carried out at step %d",
@@ -150,7 +168,7 @@ func (b *book) since(w *world, o *op, names []string, from, renewed int, what st
 // nameless are the errors that don't name a fetch: the guard's own.
 var nameless = []string{
 	guard.ErrUnavailable.Error(), guard.ErrWaitTimeout.Error(), guard.ErrFetchTimeout.Error(),
-	guard.ErrNotFound.Error(), guard.ErrGoexit.Error(),
+	guard.ErrNotFound.Error(), guard.ErrGoexit.Error(), `the budget "` + budgetName + `" is exhausted`,
 }
 
 // gaveError checks that an error has a reason.
@@ -215,6 +233,10 @@ func (b *book) quarantined(w *world, o *op, key string) {
 
 // closed checks what is left in the server when all processes are gone.
 func (b *book) closed(w *world) {
+	if w.memory != nil {
+		b.closedInMemory(w)
+		return
+	}
 	left := func(key, what, token string) {
 		w.mu.Lock()
 		p := w.byName[token[:8]]

@@ -63,6 +63,9 @@ func (w *world) newOp() {
 	if w.plan.tagged && k != get && k != peek && w.rng.IntN(2) == 0 {
 		k, keys[0] = pick(w.rng, delTag, delTag, expireTag), pick(w.rng, tagsOf(keys[0])...)
 	}
+	if w.plan.refresh && k == get && w.rng.IntN(4) == 0 {
+		k = reload
+	}
 	if w.plan.many && k == get && w.rng.IntN(2) == 0 {
 		k, keys = getMany, w.someKeys()
 	}
@@ -86,6 +89,8 @@ func (w *world) quiet() {
 	}
 	w.history.settle()
 	w.noticeProcesses()
+	w.noticeGivenUp()
+	w.noticeFeeds()
 	w.noticeFetches()
 	w.noticeReturns()
 }
@@ -93,18 +98,28 @@ func (w *world) quiet() {
 // beat lets signs of life through.
 func (w *world) beat() bool {
 	some := false
-	for _, p := range w.processes {
-		if l := p.n.live(); l != nil && w.reachable(p) {
+	for _, n := range w.networks() {
+		if l := n.live(); l != nil && n.reachable() {
 			some = l.beat() || some
 		}
 	}
 	return some
 }
 
-func (w *world) reachable(p *process) bool {
-	p.n.mu.Lock()
-	defer p.n.mu.Unlock()
-	return !p.frozen && !p.crashed && p.n.weather != swallow
+// networks lists those of all processes.
+func (w *world) networks() []*network {
+	var all []*network
+	for _, p := range w.processes {
+		all = append(all, p.nets...)
+	}
+	return all
+}
+
+// reachable reports whether what the process sends arrives, and the other way.
+func (n *network) reachable() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !n.owner.frozen && !n.owner.crashed && n.weather != swallow
 }
 
 // An event is something that the scheduler can let happen.
@@ -123,26 +138,12 @@ type phase struct {
 // what has happened.
 func (w *world) eligible() []event {
 	var all []event
+	for _, n := range w.networks() {
+		all = append(all, w.eligibleOf(n)...)
+	}
 	for _, p := range w.processes {
-		for _, c := range p.n.pending() {
-			switch state := p.n.stateOf(c); {
-			case state == ghost:
-				all = append(all, event{phase{c, int(ghost)}, func() { w.late(c) }, false})
-			case !w.reachable(p):
-			case state == waiting:
-				all = append(all, event{phase{c, int(waiting)}, func() { w.request(c) }, false})
-			case state == executed:
-				all = append(all, event{phase{c, int(executed)}, func() { w.answer(c) }, false})
-			}
-		}
-		if l := p.n.live(); l != nil && w.reachable(p) {
-			out, in, sent, received := l.heads()
-			if out != nil {
-				all = append(all, event{phase{l, sent << 1}, func() { w.subscribe(p, l, *out) }, false})
-			}
-			if in != nil {
-				all = append(all, event{phase{l, received<<1 | 1}, func() { w.message(p, l, *in) }, in.what == "message"})
-			}
+		if p.gate != nil && !p.frozen {
+			all = append(all, p.gate.eligible()...)
 		}
 	}
 	for _, f := range w.runs() {
@@ -154,6 +155,31 @@ func (w *world) eligible() []event {
 		until, delayed := w.held[e.id]
 		return delayed && time.Now().Before(until)
 	})
+}
+
+// eligibleOf lists what can happen on a network.
+func (w *world) eligibleOf(n *network) (all []event) {
+	for _, c := range n.pending() {
+		switch state := n.stateOf(c); {
+		case state == ghost:
+			all = append(all, event{phase{c, int(ghost)}, func() { w.late(c) }, false})
+		case !n.reachable():
+		case state == waiting:
+			all = append(all, event{phase{c, int(waiting)}, func() { w.request(c) }, false})
+		case state == executed:
+			all = append(all, event{phase{c, int(executed)}, func() { w.answer(c) }, false})
+		}
+	}
+	if l := n.live(); l != nil && n.reachable() {
+		out, in, sent, received := l.heads()
+		if out != nil {
+			all = append(all, event{phase{l, sent << 1}, func() { w.subscribe(n.owner, l, *out) }, false})
+		}
+		if in != nil {
+			all = append(all, event{phase{l, received<<1 | 1}, func() { w.message(n.owner, l, *in) }, in.what == "message"})
+		}
+	}
+	return all
 }
 
 // runs lists the fetches that run, by name.

@@ -16,29 +16,37 @@ type scripts struct {
 	names map[string]string // by SHA and by source
 }
 
-// readScripts reads the scripts of package cache, whose sources it keeps to
-// itself, from their directory, or from where an overlay file has them.
-func readScripts(dir, overlay string) (*scripts, error) {
+// readScripts reads the scripts of packages cache and budget, whose sources they
+// keep to themselves, from their directories, or from where an overlay file has them.
+// Those of package budget begin with what is in state.lua.
+func readScripts(dirs [2]string, overlay string) (*scripts, error) {
 	replaced, err := readOverlay(overlay)
 	if err != nil {
 		return nil, err
 	}
-	files, err := filepath.Glob(filepath.Join(dir, "*.lua"))
-	if err != nil || len(files) == 0 {
-		return nil, fmt.Errorf("sim: no scripts in %s: %w", dir, err)
-	}
 	s := &scripts{names: map[string]string{}}
-	for _, file := range files {
-		path, err := filepath.Abs(file)
-		if err != nil {
-			return nil, err
+	for _, dir := range dirs {
+		files, err := filepath.Glob(filepath.Join(dir, "*.lua"))
+		if err != nil || len(files) == 0 {
+			return nil, fmt.Errorf("sim: no scripts in %s: %w", dir, err)
 		}
-		b, err := os.ReadFile(cmp.Or(replaced[path], path))
-		if err != nil {
-			return nil, err
+		sources := map[string]string{}
+		for _, file := range files {
+			path, err := filepath.Abs(file)
+			if err != nil {
+				return nil, err
+			}
+			b, err := os.ReadFile(cmp.Or(replaced[path], path))
+			if err != nil {
+				return nil, err
+			}
+			sources[strings.TrimSuffix(filepath.Base(file), ".lua")] = string(b)
 		}
-		name, source := strings.TrimSuffix(filepath.Base(file), ".lua"), string(b)
-		s.names[source], s.names[sha(source)] = name, name
+		begin := sources["state"]
+		for name, source := range sources {
+			source = begin + source
+			s.names[source], s.names[sha(source)] = name, name
+		}
 	}
 	return s, nil
 }

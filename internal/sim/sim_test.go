@@ -31,7 +31,7 @@ var (
 	rules = flag.String("rules", "", "check only these `rules`, with commas between, in this process, until the first is broken")
 )
 
-const scriptsDir = "../../cache/lua"
+var scriptsDirs = [2]string{"../../cache/lua", "../../guard/budget/lua"}
 
 // quiet keeps the client's own log out of the tests, which cut its connections
 // on purpose.
@@ -55,16 +55,21 @@ func TestMain(m *testing.M) {
 // A tally is what a worker has seen.
 type tally struct {
 	Seeds, Steps, Fetches int
+	Twice                 int // seeds that were played twice
 	Elapsed               time.Duration
-	Faults                map[string]int
+	Faults, Seen          map[string]int
 	Different             []uint64 // seeds whose second trace was another
 }
 
 func (a *tally) add(b tally) {
 	a.Seeds, a.Steps, a.Fetches, a.Elapsed = a.Seeds+b.Seeds, a.Steps+b.Steps, a.Fetches+b.Fetches, a.Elapsed+b.Elapsed
+	a.Twice += b.Twice
 	a.Different = append(a.Different, b.Different...)
 	for k, n := range b.Faults {
 		a.Faults[k] += n
+	}
+	for k, n := range b.Seen {
+		a.Seen[k] += n
 	}
 }
 
@@ -73,7 +78,7 @@ const tallyMark = "tally: "
 
 // config is that of a seed.
 func config(s uint64) sim.Config {
-	return sim.Config{Seed: s, Scripts: scriptsDir, Overlay: os.Getenv("MUTANT_OVERLAY"), Rules: ruleNames(), Replay: true}
+	return sim.Config{Seed: s, Scripts: scriptsDirs, Overlay: os.Getenv("MUTANT_OVERLAY"), Rules: ruleNames(), Replay: true}
 }
 
 func ruleNames() []string {
@@ -85,7 +90,7 @@ func ruleNames() []string {
 
 // work is TestSim in a worker.
 func work(t *testing.T) {
-	sum := tally{Faults: map[string]int{}}
+	sum := tally{Faults: map[string]int{}, Seen: map[string]int{}}
 	for s, left := *first, *seeds; left > 0; s++ {
 		if *seed != 0 {
 			s = *seed
@@ -104,12 +109,13 @@ func work(t *testing.T) {
 		if *rules != "" && len(r.Violations) > 0 {
 			return
 		}
-		sum.add(tally{Seeds: 1, Steps: r.Steps, Fetches: r.Fetches, Elapsed: r.Elapsed, Faults: r.Faults})
+		sum.add(tally{Seeds: 1, Steps: r.Steps, Fetches: r.Fetches, Elapsed: r.Elapsed, Faults: r.Faults, Seen: r.Seen})
 		if *seed != 0 {
 			t.Log(strings.Join(r.Trace, "\n"))
 			return
 		}
-		if *twice {
+		if *twice && sim.Replays(s) {
+			sum.Twice++
 			runtime.GC()
 			if again := sim.Run(t, config(s)); !slices.Equal(r.Trace, again.Trace) {
 				sum.Different = append(sum.Different, s)
@@ -129,7 +135,7 @@ func work(t *testing.T) {
 // play plays seeds in worker processes, one for each processor.
 func play(t *testing.T, from, n uint64, flags ...string) tally {
 	workers := uint64(max(1, runtime.NumCPU()))
-	sum := tally{Faults: map[string]int{}}
+	sum := tally{Faults: map[string]int{}, Seen: map[string]int{}}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for w := range workers {
@@ -173,6 +179,19 @@ func workerProcess(t *testing.T, flags ...string) (string, error) {
 	return string(out), err
 }
 
+// A rule that holds now is no longer pending: take it out of sim.Pending.
+func TestPendingRulesAreStillBroken(t *testing.T) {
+	for rule, why := range sim.Pending {
+		broken := false
+		for s := uint64(1); s < 2000 && !broken; s++ {
+			broken = len(sim.Run(t, sim.Config{Seed: s, Scripts: scriptsDirs, Rules: []string{rule}}).Violations) > 0
+		}
+		if !broken {
+			t.Errorf("the rule %q holds: it was said that %s", rule, why)
+		}
+	}
+}
+
 // TestSim plays seeds. One that fails is named, and played again by
 //
 //	go test ./internal/sim -run Sim -seed=N -v
@@ -196,5 +215,11 @@ func TestSim(t *testing.T) {
 		float64(sum.Seeds)/took.Seconds(), sum.Steps, sum.Fetches, sum.Elapsed.Round(time.Second))
 	for _, k := range slices.Sorted(maps.Keys(sum.Faults)) {
 		t.Logf("%6d %s", sum.Faults[k], k)
+	}
+	for _, k := range sim.Sights {
+		t.Logf("%6d %s", sum.Seen[k], k)
+		if sum.Seeds >= 400 && sum.Seen[k] == 0 && *with == "" {
+			t.Errorf("%d seeds had no %s: there was nothing to check", sum.Seeds, k)
+		}
 	}
 }

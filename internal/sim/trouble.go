@@ -40,7 +40,9 @@ func (w *world) makeTrouble() {
 		})
 	case cutSubscription:
 		w.say("p%d loses its subscribed connection", p.id)
-		p.n.cut()
+		for _, n := range p.nets {
+			n.cut()
+		}
 	case evictLease:
 		key := w.book.keys[w.rng.IntN(len(w.book.keys))]
 		w.say("the lease of %s is evicted", key)
@@ -60,23 +62,16 @@ func (w *world) makeTrouble() {
 		weather := pick(w.rng, refused, swallow)
 		for _, p := range some {
 			w.say("p%d: Redis is away, %v, for %v", p.id, weather, lasts)
-			p.n.turn(weather)
-			if weather == refused {
-				p.n.cut()
-				for _, c := range p.n.pending() {
-					switch p.n.stateOf(c) {
-					case waiting:
-						c.request <- errCut
-					case executed:
-						c.answer <- errCut
-					}
-				}
+			for _, n := range p.nets {
+				n.turn(weather)
 			}
 		}
 		w.later(lasts, func() {
 			for _, p := range some {
 				w.say("p%d: Redis is back", p.id)
-				p.n.turn(fair)
+				for _, n := range p.nets {
+					n.turn(fair)
+				}
 			}
 		})
 	}
@@ -90,7 +85,7 @@ func (w *world) makeTrouble() {
 // several: the store sends it again for one after another, and in which order is
 // that of a map.
 func (w *world) loadExtend() {
-	if w.plan.keys == 1 {
+	if w.plan.keys == 1 || w.memory != nil {
 		return
 	}
 	for source, name := range w.scripts.names {

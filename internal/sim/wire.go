@@ -16,10 +16,12 @@ import (
 // the signs of life pass by themselves.
 type wire struct {
 	inner net.Conn
-	sorts bool // see queue
+	sorts bool       // see queue
+	step  func() int // of the world
 
 	mu         sync.Mutex
 	subscribed bool     // the handshake is over
+	follows    bool     // the client knows that it will hear of invalidations
 	out        []parcel // from the client, held
 	in         []parcel // from the server, held
 	sent       int      // frames let through
@@ -36,10 +38,16 @@ type parcel struct {
 	bytes []byte
 	what  string // its first part, in lower case
 	parts []string
+	sent  int // step at which the server sent it
 }
 
-func newWire(inner net.Conn, sorts bool) *wire {
-	w := &wire{inner: inner, sorts: sorts, changed: make(chan struct{})}
+// about reports whether a parcel is of that kind and about the channel.
+func (p *parcel) about(what, channel string) bool {
+	return p.what == what && len(p.parts) > 1 && p.parts[1] == channel
+}
+
+func newWire(inner net.Conn, sorts bool, step func() int) *wire {
+	w := &wire{inner: inner, sorts: sorts, step: step, changed: make(chan struct{})}
 	go w.pump() // ends with the inner connection
 	return w
 }
@@ -68,6 +76,7 @@ func (w *wire) pump() {
 					break
 				}
 				p := parcelOf(whole, parts)
+				p.sent = w.step()
 				pending.Next(len(whole))
 				if !w.subscribed {
 					w.readable.Write(p.bytes)
@@ -197,6 +206,13 @@ func (w *wire) isEnded() bool {
 	return w.ended != nil
 }
 
+// following reports whether the client may count on hearing of invalidations.
+func (w *wire) following() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.follows && w.ended == nil
+}
+
 // heads are the frames that are first in line each way.
 func (w *wire) heads() (out, in *parcel, sent, received int) {
 	w.mu.Lock()
@@ -237,6 +253,7 @@ func (w *wire) receive(lose bool) {
 		w.received++
 		if !lose {
 			w.readable.Write(p.bytes)
+			w.follows = w.follows || p.about("subscribe", invalidations)
 		}
 	})
 }
