@@ -44,13 +44,16 @@ func Test(pkg string, names ...string) Check {
 	return Check{Package: pkg, Run: "^(" + strings.Join(names, "|") + ")$"}
 }
 
-// simulator is the package whose test plays seeds.
-const simulator = "internal/sim"
+// The simulator is a package whose one test plays seeds.
+const (
+	simulator     = "internal/sim"
+	simulatorTest = "TestSim"
+)
 
 // Sim is the check by so many seeds of the simulator, of which any of the rules
 // must be broken.
 func Sim(seeds int, rules ...string) Check {
-	return Check{Package: simulator, Run: "^TestSim$", Seeds: seeds, Rules: rules}
+	return Check{Package: simulator, Run: "^" + simulatorTest + "$", Seeds: seeds, Rules: rules}
 }
 
 // Of is a check by seeds with a feature.

@@ -45,7 +45,6 @@ func (r *Result) OK() bool { return r.Verdict == Killed || r.Verdict == Equivale
 type Options struct {
 	Root     string // of the module
 	Parallel int    // mutants at once; 0: 2
-	Check    *Check // in place of the mutants' own; nil: theirs
 	// Each is told of each result, in the order in which they come. Default none.
 	Each func(Result)
 }
@@ -61,9 +60,6 @@ func Run(ctx context.Context, all []Mutant, opts Options) []Result {
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
-			if opts.Check != nil {
-				m.Check = *opts.Check
-			}
 			began := time.Now()
 			var cpu time.Duration
 			r := m.try(ctx, opts.Root, &cpu)
@@ -103,7 +99,6 @@ func Baseline(ctx context.Context, all []Mutant, opts Options) []Result {
 	for _, key := range order {
 		unpatched = append(unpatched, Mutant{Name: "no mutant: " + key, Check: checks[key], Equivalent: "nothing is changed"})
 	}
-	opts.Check = nil
 	var failed []Result
 	for _, r := range Run(ctx, unpatched, opts) {
 		if !r.OK() {

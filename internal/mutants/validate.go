@@ -38,9 +38,17 @@ func Validate(all []Mutant, root string) error {
 	return errors.Join(errs...)
 }
 
-// tests are the names of a check's tests.
+// tests are the names of a check's tests; nil for a pattern of another form.
 func (c Check) tests() []string {
-	return strings.Split(strings.Trim(c.Run, "^()$"), "|")
+	names, one := strings.CutPrefix(c.Run, "^(")
+	names, other := strings.CutSuffix(names, ")$")
+	switch {
+	case one && other:
+		return strings.Split(names, "|")
+	case c.Seeds > 0:
+		return []string{simulatorTest}
+	}
+	return nil
 }
 
 // hasTest reports whether a folder's test files have a test.

@@ -37,6 +37,7 @@ func main() {
 type settings struct {
 	mutants.Options
 	quick, baseline, list, asJSON bool
+	check                         *mutants.Check // in place of the mutants' own; nil: theirs
 	run                           *regexp.Regexp
 }
 
@@ -52,6 +53,11 @@ func run(ctx context.Context, args []string, out, progress io.Writer) int {
 	all := slices.DeleteFunc(mutants.All(), func(m mutants.Mutant) bool {
 		return s.quick && !m.Quick || !s.run.MatchString(m.Name)
 	})
+	if s.check != nil {
+		for i := range all {
+			all[i].Check = *s.check
+		}
+	}
 	if s.list {
 		for _, m := range all {
 			fmt.Fprintf(out, "%s\t%v\n", m.Name, m.Check)
@@ -111,7 +117,7 @@ func parse(args []string, out io.Writer) (s settings, err error) {
 	if s.run, err = regexp.Compile(*name); err != nil {
 		return s, err
 	}
-	s.Check, err = parseCheck(*check)
+	s.check, err = parseCheck(*check)
 	return s, err
 }
 
