@@ -214,19 +214,7 @@ func (b *batch) giveBackMany(members []*member, ends []ending) {
 	if len(full) > 0 {
 		b.store.ReturnMany(ctx, full) // see giveBack
 	}
-	var vain []*pursuit
-	outcomes := make([]*outcome, len(members))
 	for i, m := range members {
-		if outcomes[i] = m.given(ends[i], done[i]); ends[i].inVain(done[i]) {
-			vain = append(vain, m.pursuit)
-		} else {
-			m.answer(outcomes[i])
-		}
-	}
-	if len(vain) > 0 {
-		b.forgetRenewed(ctx, vain)
-	}
-	for i, m := range members {
-		m.answer(outcomes[i]) // if it hasn't been
+		m.answer(m.given(ends[i], done[i]))
 	}
 }
