@@ -265,19 +265,28 @@ func rides(entry []byte) int {
 
 // Fail implements [Store].
 func (s *Redis) Fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error) {
-	return s.giveBack(ctx, l, "fail", s.failing(l, failure, pause))
+	return s.giveBack(ctx, l, "fail", s.failing(l, failure, pause, false))
+}
+
+// Decline implements [Store].
+func (s *Redis) Decline(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error) {
+	return s.giveBack(ctx, l, "fail", s.failing(l, failure, pause, true))
 }
 
 // failing is one fail, to be sent.
-func (s *Redis) failing(l *Lease, failure []byte, pause time.Duration) invocation {
+func (s *Redis) failing(l *Lease, failure []byte, pause time.Duration, declined bool) invocation {
 	names := s.namesOf(l)
 	wake := Message{Signal: FailedSignal, Token: l.Token}
 	if pause > 0 {
 		pause = max(pause, time.Millisecond)
 	}
+	unmade := 0
+	if declined {
+		unmade = 1
+	}
 	return failScript.invoke(5,
 		names.lease, names.tries, names.pause, names.failed(l.Token), names.failures,
-		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish())
+		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish(), unmade)
 }
 
 // giveBack runs a script that ends a lease if it is still held.

@@ -287,7 +287,7 @@ func (s *Redis) returnSingly(ctx context.Context, r *Return) (done Returned) {
 	case r.Entry != nil:
 		done.OK, done.Err = s.Fill(ctx, r.Lease, r.Entry)
 	case r.Failed:
-		done.OK, done.Err = s.Fail(ctx, r.Lease, r.Failure, r.Pause)
+		done.OK, done.Err = s.giveBack(ctx, r.Lease, "fail", s.returning(r))
 	default:
 		done.Err = s.Release(ctx, r.Lease)
 		done.OK = done.Err == nil
@@ -303,7 +303,7 @@ func (s *Redis) returning(r *Return) invocation {
 	case r.Entry != nil:
 		return s.filling(r.Lease, r.Entry)
 	case r.Failed:
-		return s.failing(r.Lease, r.Failure, r.Pause)
+		return s.failing(r.Lease, r.Failure, r.Pause, r.Declined)
 	}
 	return s.releasing(r.Lease.Key, r.Lease.Token)
 }

@@ -33,12 +33,16 @@ type Store interface {
 	// is marked with FlagExpired if one was expired.
 	Fill(ctx context.Context, l *Lease, e *Entry) (bool, error)
 
-	// Fail gives the lease back without an outcome and tells whoever waits why.
-	// With a pause above zero nobody is granted a lease of the key until it has
+	// Fail gives the lease back without an outcome, tells the waiters why, and clears
+	// the record of failed attempts. With a pause above zero nobody is granted a lease of the key until it has
 	// passed, and the failure counts as one in a row (Lease.Failures) until a Fill,
 	// Set or Reset, or for a while after the pause. It answers false, and changes
 	// nothing, when the lease is gone.
 	Fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error)
+
+	// Decline is Fail for a fetch that was not made: of the failed attempts on record it
+	// strikes its own alone, so that it forgives no deaths.
+	Decline(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error)
 
 	// Release gives the lease back without any outcome: the next caller fetches.
 	Release(ctx context.Context, l *Lease) error
@@ -53,7 +57,7 @@ type Store interface {
 	// and answers in their order.
 	AcquireMany(ctx context.Context, requests []Request) []Acquired
 
-	// ReturnMany is Fill, Fail or Release for each of the leases, and answers in
+	// ReturnMany is Fill, Fail, Decline or Release for each of the leases, and answers in
 	// their order.
 	ReturnMany(ctx context.Context, returns []Return) []Returned
 

@@ -58,7 +58,7 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	ends := make([]ending, len(live))
 	if refused != nil {
 		for i, m := range live {
-			ends[i] = m.unpaid(refused)
+			ends[i] = m.unpaid(m.lease, refused)
 		}
 		b.giveBackMany(live, ends)
 		return
@@ -89,16 +89,6 @@ func (m *member) endingOf(start uint64, r *fetched) (e ending) {
 		}
 	}()
 	return m.ending(m.lease, start, r)
-}
-
-// unpaid is that of a pursuit whose fetch was not made: see unaffordable.
-func (m *member) unpaid(why error) ending {
-	e := m.ending(m.lease, m.tick(), &fetched{err: why, lost: errors.Is(why, errNotWanted)})
-	if exhausted := (*ExhaustedError)(nil); e.back.Failed && !errors.As(why, &exhausted) {
-		e.back = cache.Return{Lease: m.lease}
-		m.observe(Event{Kind: cache.LeaseReleased, Key: m.call.key, Token: m.lease.Token})
-	}
-	return e
 }
 
 // letGo releases the leases that were lost before their fetch began: who waits

@@ -229,6 +229,8 @@ func (p *pursuit) giveBack(e ending) *outcome {
 	switch {
 	case e.back.Entry != nil:
 		done.OK, done.Err = p.store.Fill(ctx, e.back.Lease, e.back.Entry)
+	case e.back.Declined:
+		done.OK, done.Err = p.store.Decline(ctx, e.back.Lease, e.back.Failure, e.back.Pause)
 	case e.back.Failed:
 		done.OK, done.Err = p.store.Fail(ctx, e.back.Lease, e.back.Failure, e.back.Pause)
 	default:
@@ -365,10 +367,12 @@ func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *
 
 // fail gives the lease back with an error, and a pause if the fetch asked for
 // one or there is a value to live on: a stale one, or one that is refreshed early.
+// What an exhausted budget could not pay for was not made: it forgives no deaths.
 func (p *pursuit) fail(lease *cache.Lease, start uint64, cause error) ending {
 	pause, asked := PauseOf(cause)
-	if exhausted := (*ExhaustedError)(nil); !asked && errors.As(cause, &exhausted) {
-		asked = true // for none: what is exhausted is not the key, and the budget remembers it better
+	exhausted := isExhausted(cause)
+	if exhausted {
+		asked = true // for none, unless it did: not the key is exhausted, and the budget remembers it better
 	}
 	o := &outcome{err: cause}
 	waited := time.Since(p.knownAt)
@@ -378,7 +382,7 @@ func (p *pursuit) fail(lease *cache.Lease, start uint64, cause error) ending {
 		pause = min(errorPause(&p.policy, lease.Failures), livedOn(p.known, waited, p.maskable(o), &p.policy))
 	}
 	pause = min(pause, cache.MaxTTL)
-	back := cache.Return{Lease: lease, Failed: true, Failure: encodeFailure(cause, pause, &p.policy), Pause: pause}
+	back := cache.Return{Lease: lease, Failed: true, Declined: exhausted, Failure: encodeFailure(cause, pause, &p.policy), Pause: pause}
 	o.moment = p.tick()
 	return ending{back: back, o: o, start: start}
 }
