@@ -26,7 +26,10 @@ type Store interface {
 
 	// Fill stores the lease's outcome and gives the lease back, both or neither:
 	// it answers false, and changes nothing, when the lease is gone. It sets
-	// e.Version. After an error the store no longer counts the lease as held.
+	// e.Version. After an error the store no longer counts the lease as held. If no
+	// answer came (ErrUnavailable), it may go on giving the lease back while that may
+	// live, and so the entry may be stored yet. The same goes for Fail, Decline and
+	// Release.
 	//
 	// An entry with tags has e.Stamp from before its fetch started. It isn't stored
 	// if one of them was deleted since (ErrInvalidated; the lease is released), and
