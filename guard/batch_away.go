@@ -59,7 +59,7 @@ func (b *batch) fetchHere(members []*member, source Source) {
 		turns[m.call.key] = i / b.policy.MaxBatch
 	}
 	for turn := 0; len(members) > 0; turn++ {
-		now := members[:min(len(members), b.policy.MaxBatch)]
+		now, left := members[:min(len(members), b.policy.MaxBatch)], members
 		members = members[len(now):]
 		if b.engine.ctx.Err() != nil || b.deserted(now) { // what is not stored is of no use to anybody else
 			for _, m := range now {
@@ -80,7 +80,7 @@ func (b *batch) fetchHere(members []*member, source Source) {
 			evs[i] = Event{Key: m.call.key, Attempt: 1}
 			starts[i] = m.fs.fetching(m.f, m.tick)
 		}
-		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, paid, nil)
+		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn, flightsOf(left)}, evs, paid, nil)
 		for i, m := range now {
 			if errors.Is(rs[i].err, ErrNotModified) {
 				m.addStale(&rs[i]) // as it was read: Redis may be away

@@ -34,8 +34,17 @@ func (b *batch) lead(won []*member) {
 		m.tell(step{part: m.part})
 	}
 	for i, p := range parts {
-		b.leadPart(p, &fetchKeys{turns, i})
+		b.leadPart(p, &fetchKeys{turns, i, flightsOf(won[i*b.policy.MaxBatch:])})
 	}
+}
+
+// flightsOf are the members' flights.
+func flightsOf(members []*member) []*flight {
+	all := make([]*flight, len(members))
+	for i, m := range members {
+		all[i] = m.f
+	}
+	return all
 }
 
 // leadPart pays for one fetch, makes it, and gives the leases back with the

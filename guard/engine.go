@@ -257,6 +257,13 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 		return guardClosed()
 	}
 	defer s.fs.leave(f, s.num)
+	if inner := frameOf(s.ctx); inner != nil {
+		w := wait{e, s.key, f}
+		if !inner.await(w) {
+			return e.deadlocked(s.key)
+		}
+		defer inner.done(w)
+	}
 	var superseded <-chan struct{} = f.superseded
 	for {
 		select {

@@ -29,8 +29,9 @@ type fetched struct {
 // fetch nor one that panics or exits its goroutine takes the flight along. It
 // returns at FetchTimeout, whether the fetch heeds its context or not, when ctx
 // ends, or when unwanted is closed. lost is called when the lease is lost, and
-// answers with what is closed then in place of unwanted.
-func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lease, lost func() <-chan struct{}, unwanted <-chan struct{}) *fetched {
+// answers with what is closed then in place of unwanted. The flight is nil where a
+// caller fetches for itself.
+func (e *engine) runFetch(ctx context.Context, c call, fl *flight, f *fill, lease *cache.Lease, lost func() <-chan struct{}, unwanted <-chan struct{}) *fetched {
 	timeout := &timedOut{e, c.key}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	defer cancel()
@@ -48,7 +49,7 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 	// so it works on a fill of its own.
 	under := &fetching{done: make(chan struct{})}
 	under.fill = *f
-	go e.callFetch(ctx, c, under)
+	go e.callFetch(ctx, c, fl, under)
 	var r *fetched
 	for r == nil {
 		select {
@@ -99,9 +100,9 @@ type fetching struct {
 
 // callFetch calls the user's fetch and packs its value, and is done with r
 // whatever becomes of it.
-func (e *engine) callFetch(ctx context.Context, c call, r *fetching) {
+func (e *engine) callFetch(ctx context.Context, c call, fl *flight, r *fetching) {
 	f := &r.fill
-	ctx, frame := enter(ctx, e, c.key)
+	ctx, frame := enter(ctx, e, c.key, fl)
 	returned := false
 	defer func() {
 		frame.ended.Store(true)
@@ -176,7 +177,7 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	start := p.fs.fetching(p.f, p.tick)
 	fetching = true
 	lost := func() <-chan struct{} { return p.fs.supersede(p.call.key, p.f) }
-	r := p.runFetch(callers.With(p.ctx, p), p.call, f, lease, lost, nil)
+	r := p.runFetch(callers.With(p.ctx, p), p.call, p.f, f, lease, lost, nil)
 	r.stamp, r.stampErr = stamp, stampErr
 	if !p.call.telling {
 		p.withStale(r)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // How a waiting flight looks after its holder, besides being woken: every 50 ms
@@ -76,7 +77,7 @@ type flightContext struct {
 func (e *engine) flightContext(fs *flights, caller context.Context) context.Context {
 	if fs == &e.refreshes {
 		// Nobody waits for it, the fetch it may have been started from neither.
-		caller = context.WithValue(caller, frameKey{}, (*frame)(nil))
+		caller = callers.Apart(caller)
 	}
 	return &flightContext{e.ctx, caller}
 }

@@ -36,6 +36,7 @@ type flight struct {
 	waiting    atomic.Bool // for another process
 	won        atomic.Bool // it has a lease, or without Redis a turn: it is to fetch, and may have to wait for its budget
 	lent       atomic.Pointer[lentRead]
+	fetch      atomic.Pointer[frame] // the last that it has begun
 
 	// Guarded by flights.mu.
 	before, after int           // callers who may have the fetch's result whatever happens, and others

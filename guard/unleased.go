@@ -75,7 +75,7 @@ func (p *pursuit) fetchHere(source Source) *outcome {
 		return p.unaffordable(nil, err)
 	}
 	start := p.fs.fetching(p.f, p.tick)
-	return p.fetchedHere(p.runFetch(callers.With(p.ctx, p), p.call, f, nil, nil, nil), f, start, source)
+	return p.fetchedHere(p.runFetch(callers.With(p.ctx, p), p.call, p.f, f, nil, nil, nil), f, start, source)
 }
 
 // fetchedHere is the outcome of a fetch without a lease.
@@ -119,7 +119,7 @@ func (e *engine) forOneself(c call, source Source, mark *cache.Reading) *outcome
 		}
 		return &outcome{err: err}
 	}
-	r := e.runFetch(c.ctx, c, f, nil, nil, e.ctx.Done())
+	r := e.runFetch(c.ctx, c, nil, f, nil, nil, e.ctx.Done())
 	if r.err != nil {
 		if o := e.endedFor(c.ctx, nil); o != nil {
 			return o
