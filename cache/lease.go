@@ -121,6 +121,7 @@ func (s *Redis) acquiring(names *nameWords, token Token, ask *Ask, over Token) i
 func (s *Redis) entered(token Token, key string, ask *Ask, sent time.Time, answer Answer, err error) (Answer, error) {
 	if answer.Reading != nil {
 		answer.Reading.lay(time.Since(sent), s.opts.RedisTimeout)
+		s.stored(s.keys.entry(key))
 	}
 	switch {
 	case err != nil && !errors.Is(err, ErrRefused):
@@ -231,7 +232,18 @@ func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
 			return false, err
 		}
 	}
-	return s.giveBack(ctx, l, "fill", s.filling(l, e))
+	ok, err := s.giveBack(ctx, l, "fill", s.filling(l, e))
+	if ok {
+		s.stored(s.namesOf(l).entry.(string))
+	}
+	return ok, err
+}
+
+// stored ends the pause of a miss under the entry name.
+func (s *Redis) stored(name string) {
+	if n, err := s.topo.node(name); err == nil {
+		n.reads.stored(name)
+	}
 }
 
 // filling is one fill, to be sent.
