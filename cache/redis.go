@@ -49,8 +49,8 @@ type Options struct {
 
 	// DisableLiveness turns off the check that a lease's holder is alive, and
 	// with it takeovers and quarantines: a dead holder is then replaced when its
-	// lease expires. It is off by itself where the Redis user may not use
-	// PUBSUB or SUBSCRIBE.
+	// lease expires. The store turns it off by itself, and on again, where it can't
+	// work: see [Redis.Liveness].
 	DisableLiveness bool
 
 	// Observer is told of the breaker, of subscriptions, and when this process is late.
@@ -107,8 +107,7 @@ type Redis struct {
 	noMGET    atomic.Bool // it is refused: reads do without
 
 	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
-	liveness atomic.Bool // are holders watched
-	lesser   atomic.Pointer[error]
+	liveness liveness
 
 	closing atomic.Bool
 	ctx     context.Context // ends with Close
@@ -144,6 +143,9 @@ var _ Store = (*Redis)(nil)
 // cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes reads of many
 // keys faster, EXISTS a miss. Redis 6.2 or later; a cluster of Redis 7 or later
 // uses sharded channels.
+//
+// NewRedis adds a hook to the client, or to those of a cluster's masters. It refuses
+// to dial on a context that has ended, and does nothing else.
 func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	opts = opts.withDefaults()
 	if err := errors.Join(checkClient(client), opts.validate()); err != nil {
@@ -159,7 +161,8 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	s.alive = keys.alive(s.minter.Process())
 	s.aliveWord = s.alive
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.liveness.Store(!opts.DisableLiveness)
+	s.liveness.disabled = opts.DisableLiveness
+	s.liveness.on.Store(!opts.DisableLiveness)
 	if cc, ok := client.(clusterClient); ok {
 		s.topo = newClusterTopology(s, cc)
 	} else {
@@ -172,28 +175,6 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	s.topo.start()
 	s.spawn(s.renewLoop)
 	return s, nil
-}
-
-// Liveness tells why the store can't watch whether the holders of leases are
-// alive: the Redis user may not use PUBSUB or SUBSCRIBE, or it was turned off.
-// Nil while it can.
-func (s *Redis) Liveness() error {
-	if p := s.lesser.Load(); p != nil {
-		return *p
-	}
-	if s.opts.DisableLiveness {
-		return errors.New("cache: liveness is off (Options.DisableLiveness)")
-	}
-	return nil
-}
-
-// livenessOff puts the store into the lesser mode: leases end by expiry alone.
-func (s *Redis) livenessOff(node string, why error) {
-	err := fmt.Errorf("cache: liveness is off, dead holders are replaced when their lease expires: %w", why)
-	if s.lesser.CompareAndSwap(nil, &err) {
-		s.liveness.Store(false)
-		s.observe(Event{Kind: LivenessOff, Node: node, Err: err})
-	}
 }
 
 func (s *Redis) observe(e Event) {
@@ -285,12 +266,7 @@ func (s *Redis) probe() error {
 	if err != nil {
 		return s.probeFailed(err)
 	}
-	err = s.do(ctx, n, "PUBSUB NUMSUB", func(ctx context.Context) error {
-		return n.client.PubSubNumSub(ctx, s.alive).Err()
-	})
-	if errors.Is(err, ErrRefused) {
-		s.livenessOff(n.addr, err)
-	}
+	n.sub.look() // whether scripts can tell at all; the subscription comes later
 	return nil
 }
 
