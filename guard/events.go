@@ -52,7 +52,7 @@ var warnings = map[cache.EventKind]bool{
 	cache.FillRefused: true, cache.FillTooLarge: true, cache.KeyQuarantined: true,
 	cache.RefreshFailed: true, cache.Unguarded: true, cache.EntryDamaged: true,
 	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.SubscriptionLost: true,
-	cache.LivenessOff: true, cache.MessageDamaged: true, cache.ProcessLate: true,
+	cache.LivenessOff: true, cache.LivenessOn: true, cache.MessageDamaged: true, cache.ProcessLate: true,
 	cache.BudgetPaused: true, cache.BudgetAway: true, cache.BudgetBack: true,
 }
 
