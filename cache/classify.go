@@ -71,8 +71,13 @@ var (
 // was sent.
 var errEndedBefore = errors.New("cache: nothing was sent")
 
-// ended is the error of a context that is over, or nil.
+var errNilContext = errors.New("cache: nil context (use context.Background())")
+
+// ended is the error of a context that is over, or missing; nil otherwise.
 func ended(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
 	if ctx.Err() == nil {
 		return nil
 	}

@@ -62,6 +62,15 @@ func (e *engine) allFlights() []*flights {
 	return []*flights{&e.flights, &e.refreshes, &e.locals, &e.forced}
 }
 
+// misused is the error of a call with a nil context, or else with a nil fetch.
+func (e *engine) misused(ctx context.Context) error {
+	e.counters.errOther.Add(1)
+	if ctx == nil {
+		return errNilContext
+	}
+	return errNilFetch
+}
+
 // load is one call of Get, Load or Refresh.
 func (e *engine) load(c call) *outcome {
 	o := e.pursue(c)

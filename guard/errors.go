@@ -43,7 +43,8 @@ var (
 	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
 	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")
 
-	errNoFetch = errors.New("it is nil; to look without fetching there is Peek")
+	errNilFetch   = errors.New("guard: nil fetch function (use Peek to read without fetching)")
+	errNilContext = errors.New("guard: nil context (use context.Background())")
 )
 
 // A PanicError is what callers in the process get whose fetch panicked; those in

@@ -35,6 +35,9 @@ import (
 // started and ended together.
 func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx context.Context, keys []string) (map[string]V, error)) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
+	if ctx == nil || fetch == nil {
+		return values, g.engine.misused(ctx)
+	}
 	if len(keys) == 0 {
 		return values, nil
 	}
@@ -50,9 +53,6 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 		}
 	}
 	m := &many{engine: g.engine, ctx: ctx, fetch: func(ctx context.Context, keys []string) (func(string) (any, bool), error) {
-		if fetch == nil {
-			panic(errNoFetch)
-		}
 		got, err := fetch(ctx, keys)
 		return func(key string) (any, bool) {
 			v, ok := got[key]

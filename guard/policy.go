@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/nils"
 )
 
 // Off turns off what a zero would give a default: Policy.Negative,
@@ -189,8 +190,9 @@ type Policy struct {
 	// handed to its callers, reported, and not stored. Default 16 MiB.
 	MaxBytes int
 
-	// Codec encodes values. Default []byte and string as they are, everything
-	// else as MessagePack.
+	// Codec encodes values. One that is a [cache.TypeChecker] is asked by New
+	// whether it can store the guard's values. Default []byte and string as they
+	// are, everything else as MessagePack.
 	Codec cache.Codec
 
 	// CompressAbove is the encoded size in bytes above which values are
@@ -276,6 +278,9 @@ func (p Policy) validate() error {
 	}
 	if p.Cost < 0 {
 		bad("Cost is %d, must not be negative", p.Cost)
+	}
+	if p.Budget != nil && nils.Is(p.Budget) {
+		bad("Budget is a nil %T (check the error of the call that made it)", p.Budget)
 	}
 	if p.Priority > Critical {
 		bad("Priority is %d, must be Normal, Background or Critical", p.Priority)

@@ -3,11 +3,14 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"io"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
 )
 
 // sameReading answers each Read of the key with one reading, as a store does for
@@ -104,6 +107,136 @@ func TestValueOfAnotherTypeIsFetchedAnew(t *testing.T) {
 		v, err := numbers.Get(w.Context(), "k", func(context.Context) (int, error) { return 8, nil })
 		if v != 8 || err != nil {
 			w.Errorf("the second guard got %v, %v", v, err)
+		}
+	})
+}
+
+// opens opens a guard of some type, and closes it.
+func opens[V any](store cache.Store, change ...func(*guard.Policy)) error {
+	g, err := guard.New[V](store, "g", policy(change...))
+	if err == nil {
+		err = g.Close()
+	}
+	return err
+}
+
+func TestTypesThatCantBeStoredAreRefused(t *testing.T) {
+	type hidden struct{ n int }
+	type shown struct {
+		hidden
+		N int
+	}
+	type job struct {
+		Name string
+		Done chan struct{}
+	}
+	_ = shown{hidden: hidden{n: 1}} // the linter wants them used
+	inMemory(t, func(w *world) {
+		store := w.open()
+		refused := func(err error, what string) {
+			w.Helper()
+			if err == nil || !strings.Contains(err.Error(), "can't be stored") || !strings.Contains(err.Error(), what) {
+				w.Errorf("got %v, want an error that names %s", err, what)
+			}
+		}
+		asJSON := func(p *guard.Policy) { p.Codec = cache.JSON{} }
+		raw := func(p *guard.Policy) { p.Codec = cache.Raw{} }
+		refused(opens[chan int](store), "chan int")
+		refused(opens[func()](store), "func()")
+		refused(opens[hidden](store), "hidden")
+		refused(opens[map[string][]*hidden](store), "hidden")
+		refused(opens[job](store), "field Done")
+		refused(opens[map[string][]*job](store), "field Done")
+		refused(opens[io.Reader](store), "io.Reader")
+		refused(opens[job](store, asJSON), "field Done")
+		refused(opens[error](store, asJSON), "error")
+		refused(opens[int](store, raw), "int")
+		must(w, opens[shown](store))
+		must(w, opens[struct{}](store))
+		must(w, opens[time.Time](store))
+		must(w, opens[any](store))
+		must(w, opens[error](store))
+		must(w, opens[map[string]any](store))
+	})
+}
+
+func TestNilStoresAndBudgetsAreRefused(t *testing.T) {
+	var memory *cache.Memory
+	var redis *cache.Redis
+	for want, store := range map[string]cache.Store{"nil store": nil, "nil *cache.Memory": memory, "nil *cache.Redis": redis} {
+		if err := opens[string](store); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error that says %q", err, want)
+		}
+	}
+	inMemory(t, func(w *world) {
+		var none *budget.Budget
+		err := opens[string](w.open(), func(p *guard.Policy) { p.Budget = none })
+		if err == nil || !strings.Contains(err.Error(), "Budget is a nil *budget.Budget") {
+			w.Errorf("got %v", err)
+		}
+	})
+}
+
+// calls are all calls of a guard that take a context and, but for the last seven, a
+// fetch.
+func calls(ctx context.Context, g *guard.Guard[string], fetch guard.FetchFunc[string]) map[string]func() error {
+	var telling func(context.Context, *guard.Fill[string]) (string, error)
+	var many func(context.Context, []string) (map[string]string, error)
+	if fetch != nil {
+		telling = func(ctx context.Context, _ *guard.Fill[string]) (string, error) { return fetch(ctx) }
+		many = func(ctx context.Context, keys []string) (map[string]string, error) {
+			v, err := fetch(ctx)
+			return map[string]string{keys[0]: v}, err
+		}
+	}
+	return map[string]func() error{
+		"Get":       func() error { _, err := g.Get(ctx, "k", fetch); return err },
+		"Load":      func() error { _, err := g.Load(ctx, "k", telling); return err },
+		"Refresh":   func() error { _, err := g.Refresh(ctx, "k", fetch); return err },
+		"Reload":    func() error { _, err := g.Reload(ctx, "k", telling); return err },
+		"GetMany":   func() error { _, err := g.GetMany(ctx, []string{"k"}, many); return err },
+		"Peek":      func() error { _, err := g.Peek(ctx, "k"); return err },
+		"Set":       func() error { return g.Set(ctx, "k", "v") },
+		"Delete":    func() error { return g.Delete(ctx, "k") },
+		"Expire":    func() error { return g.Expire(ctx, "k") },
+		"Reset":     func() error { return g.Reset(ctx, "k") },
+		"DeleteTag": func() error { return g.DeleteTag(ctx, "t") },
+		"ExpireTag": func() error { return g.ExpireTag(ctx, "t") },
+	}
+}
+
+func TestNilContextIsNamedByEveryCall(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))[0]
+		var none context.Context
+		for range 2 { // with nothing stored, and with a near value
+			for name, call := range calls(none, g, never) {
+				if err := call(); err == nil || err.Error() != "guard: nil context (use context.Background())" {
+					w.Errorf("%s: %v", name, err)
+				}
+			}
+			get(w, g, "k", (&origin{}).fetch)
+		}
+	})
+}
+
+func TestNilFetchIsNamedWhateverIsStored(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))[0]
+		named := func() {
+			w.Helper()
+			all := calls(w.Context(), g, nil)
+			for _, name := range []string{"Get", "Load", "Refresh", "Reload", "GetMany"} {
+				if err := all[name](); err == nil || err.Error() != "guard: nil fetch function (use Peek to read without fetching)" {
+					w.Errorf("%s: %v", name, err)
+				}
+			}
+		}
+		named()
+		get(w, g, "k", (&origin{}).fetch)
+		named() // though each could be served
+		if s := g.Stats(); s.Fetches != 1 || s.Errors.Other != 10 || s.Errors.Panic != 0 {
+			w.Errorf("the guard counts %d fetches, %d other errors, %d panics", s.Fetches, s.Errors.Other, s.Errors.Panic)
 		}
 	})
 }

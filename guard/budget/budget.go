@@ -16,6 +16,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/nils"
 )
 
 // ErrClosed is what Spend, Learn and Peek return after Close.
@@ -132,9 +133,13 @@ func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options
 // checkClient refuses clients that don't keep to the one server that has the budget. A
 // client-side cache does no harm: all that is asked is scripts.
 func checkClient(rdb redis.UniversalClient) error {
+	switch {
+	case rdb == nil:
+		return errors.New("budget: New: nil client (make one with redis.NewClient)")
+	case nils.Is(rdb):
+		return fmt.Errorf("budget: New: the client is a nil %T", rdb)
+	}
 	switch c := rdb.(type) {
-	case nil:
-		return errors.New("budget: New: the client is nil")
 	case interface{ Options() *redis.RingOptions }:
 		return errors.New("budget: New: a redis.Ring is not supported, each process would begin a budget anew on another shard when it misses one; use redis.NewClient or redis.NewClusterClient")
 	case interface{ Options() *redis.ClusterOptions }:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -45,13 +46,32 @@ func TestWrongLimitsAndOptionsAreAllSaid(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for _, what := range []string{
-		"client is nil", "a:b", "Rate", "Per", "Burst", "MaxInFlight", "Reserve",
+		"nil client", "a:b", "Rate", "Per", "Burst", "MaxInFlight", "Reserve",
 		"Namespace", "RedisTimeout", "SlotTTL", "MaxPause", "Processes",
 	} {
 		if err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("nothing is said of %q in: %v", what, err)
 		}
 	}
+}
+
+func TestNilClientAndContextAreNamed(t *testing.T) {
+	var none *redis.Client
+	if _, err := budget.New(none, "vendor", perSecond(1, 1)); err == nil || !strings.Contains(err.Error(), "nil *redis.Client") {
+		t.Errorf("a nil client: %v", err)
+	}
+	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		var ctx context.Context
+		b := all[0]
+		_, spend := b.Spend(ctx, guard.Spending{Cost: 1})
+		_, peek := b.Peek(ctx)
+		_, learn := b.Learn(ctx, http.StatusTooManyRequests, http.Header{})
+		for name, err := range map[string]error{"Spend": spend, "Peek": peek, "Learn": learn, "Pause": b.Pause(ctx, 1), "Resume": b.Resume(ctx)} {
+			if err == nil || !strings.Contains(err.Error(), "nil context") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
 }
 
 func TestClientsThatDoNotKeepToOneServerAreRefused(t *testing.T) {

@@ -19,6 +19,9 @@ type State struct {
 // Redis is away it tells of this process's share. Errors: the cause of ctx's
 // end; [ErrClosed].
 func (b *Budget) Peek(ctx context.Context) (State, error) {
+	if ctx == nil {
+		return State{}, errNilContext
+	}
 	if err := b.beatNow(ctx); err != nil && ctx.Err() != nil {
 		return State{}, context.Cause(ctx)
 	}

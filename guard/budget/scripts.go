@@ -99,6 +99,8 @@ func micros(n int64) time.Duration {
 	return time.Duration(max(0, min(n, (1000*24*time.Hour).Microseconds()))) * time.Microsecond
 }
 
+var errNilContext = errors.New("budget: nil context (use context.Background())")
+
 var errTimeout = errors.New("budget: no answer, or no connection, in time (Options.RedisTimeout; what fails the Redis client may have logged)")
 
 // call runs a script, for at most RedisTimeout and until ctx ends. If its answer

@@ -60,6 +60,9 @@ func (b *Budget) Spend(ctx context.Context, s guard.Spending) (guard.Expense, er
 }
 
 func (b *Budget) spend(ctx context.Context, s guard.Spending, deadline time.Time) (*expense, error) {
+	if ctx == nil {
+		return nil, errNilContext
+	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
