@@ -286,7 +286,7 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 				return o
 			}
 		case <-waited.over():
-			if first && e.ownFetch(s.fs, f) {
+			if first && !e.mayLeave(s.fs, f) {
 				waited.stop()
 				continue
 			}

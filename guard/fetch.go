@@ -142,7 +142,10 @@ func (e *engine) callFetch(ctx context.Context, c call, r *fetching) {
 // lead fetches under a lease that was granted, and gives it back with the
 // outcome.
 func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
-	p.f.won.Store(true)
+	if !p.f.claimFetch() {
+		_ = p.store.Release(context.WithoutCancel(p.ctx), lease)
+		return goRound()
+	}
 	defer func() {
 		if o == nil { // something panicked: an Observer, or a method of the fetch's error
 			_ = p.store.Release(context.WithoutCancel(p.ctx), lease)

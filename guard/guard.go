@@ -28,7 +28,8 @@ type Guard[V any] struct {
 // of the first caller's context but not its cancellation, as the value is for
 // everybody; it ends at [Policy.FetchTimeout], with [Guard.Close], or when the
 // lease was lost and nobody can use the value any more. Where values are private
-// it is the caller's own context, and ends with it.
+// it is the caller's own context, and ends with it. The fetch may go on, or begin,
+// after the call that brought it has returned: other callers may wait for it.
 type FetchFunc[V any] func(ctx context.Context) (V, error)
 
 // New returns a guard on the store. The name is the same in all processes that

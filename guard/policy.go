@@ -43,9 +43,10 @@ const (
 	ErrorAlways
 	// StaleOrFetch gives the stale value if StaleIfError allows it, else lets the
 	// caller fetch for itself, without a lease: at most Policy.MaxUnguarded such
-	// fetches run at once in the process. Who has waited for Policy.WaitTimeout once
-	// more, for its turn among them, gets ErrWaitTimeout. What is fetched so is not
-	// stored.
+	// fetches run at once in the process. A caller that has waited for
+	// Policy.WaitTimeout once more, for its turn among them, gets ErrWaitTimeout. A
+	// value that was fetched like this is not stored. A call's fetch never runs twice
+	// at once for one key: the other callers of the key wait for a fetch of their own.
 	StaleOrFetch
 )
 
