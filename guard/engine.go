@@ -381,7 +381,10 @@ func (e *engine) refresh(c call, rd read) {
 // of what somebody else's fetch came to, has not: that was told by itself, and while
 // a pause lasts each stale hit may be followed by a flight that learns of it.
 func (e *engine) tellRefreshed(f *flight, key string, o *outcome) {
-	if o.err != nil && (e.refreshes.leading(f) || errors.Is(o.err, ErrUnavailable)) {
+	if o.err == nil || errors.Is(o.err, ErrNotFound) {
+		return
+	}
+	if e.refreshes.leading(f) || errors.Is(o.err, ErrUnavailable) {
 		e.observe(Event{Kind: cache.RefreshFailed, Key: key, Err: o.err})
 	}
 }

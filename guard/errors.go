@@ -10,6 +10,7 @@ import (
 var (
 	// ErrNotFound, returned by a fetch, is cached for [Policy.Negative]; callers
 	// get it too, in every process, unless the fetch set [Fill.Private].
+	// [Policy.NotFound] makes other errors count as it.
 	ErrNotFound = errors.New("guard: not found")
 	// ErrNotModified, returned by a fetch that was given a stale value
 	// ([Fill.Stale]), says that this value is good for another TTL.

@@ -16,6 +16,9 @@ type (
 	Observer = cache.Observer
 )
 
+// Observers is that of package cache: an Observer that tells each of the given ones.
+func Observers(all ...Observer) Observer { return cache.Observers(all...) }
+
 // observe reports an event, if anybody wants to know.
 func (e *engine) observe(ev Event) {
 	e.counters.event(ev.Kind)
@@ -30,6 +33,19 @@ func (e *engine) observeAs(kind cache.EventKind, ev Event) {
 		ev.Kind = kind
 		e.tell(ev)
 	}
+}
+
+// endOfFetch is the kind of event that a fetch ends with.
+func endOfFetch(err error) cache.EventKind {
+	switch {
+	case err == nil:
+		return cache.FetchDone
+	case errors.Is(err, ErrNotFound):
+		return cache.FetchNotFound
+	case errors.Is(err, ErrNotModified):
+		return cache.FetchNotModified
+	}
+	return cache.FetchFailed
 }
 
 func (e *engine) tell(ev Event) {
@@ -59,7 +75,7 @@ var warnings = map[cache.EventKind]bool{
 // Observe implements [Observer].
 func (l logObserver) Observe(ev Event) {
 	level := slog.LevelDebug
-	if warnings[ev.Kind] && !ordinary(ev) {
+	if warnings[ev.Kind] {
 		level = slog.LevelWarn
 	}
 	ctx := context.Background()
@@ -94,15 +110,6 @@ func (l logObserver) Observe(ev Event) {
 		text("stack", string(panicked.Stack))
 	}
 	l.logger.LogAttrs(ctx, level, "stampede: "+string(ev.Kind), attrs...)
-}
-
-// ordinary reports whether a fetch that has failed has only said what a fetch may.
-func ordinary(ev Event) bool {
-	switch ev.Kind {
-	case cache.FetchFailed, cache.RefreshFailed:
-		return errors.Is(ev.Err, ErrNotFound) || errors.Is(ev.Err, ErrNotModified)
-	}
-	return false
 }
 
 // maxKeyText bounds a key in logs and errors: any bytes are a key, a whole URL say.

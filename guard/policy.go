@@ -102,6 +102,13 @@ type Policy struct {
 	// it. Default 5 s, or TTL; Off doesn't cache it.
 	Negative time.Duration
 
+	// NotFound says which errors of a fetch mean that the key doesn't exist:
+	// sql.ErrNoRows, say. They count as ErrNotFound and are cached like it. Callers in
+	// this process get an error that wraps both ErrNotFound and the fetch's. It is
+	// called from several goroutines, also for each key that a fetch of GetMany fails
+	// for. If it panics, the fetch has failed with a [*PanicError]. Default none.
+	NotFound func(error) bool `json:"-"`
+
 	// Bypass is how long a key whose value was private ([Fill.Private]) or over
 	// MaxBytes is left alone: its callers fetch for themselves instead of
 	// queueing for a lease. Default 2 min.
