@@ -32,8 +32,9 @@ type engine struct {
 	unguarded chan struct{}
 	doomed    atomic.Int64 // flights that ask for a lease though their budget is known to be exhausted
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	closing atomic.Bool
 }
 
 func newEngine(store cache.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
@@ -389,8 +390,25 @@ func (e *engine) tellRefreshed(f *flight, key string, o *outcome) {
 	}
 }
 
+// errorFor is the outcome's error as callers get it.
+func (e *engine) errorFor(o *outcome) error {
+	if o.own && errors.Is(o.err, ErrClosed) {
+		return e.errClosed()
+	}
+	return o.err
+}
+
+// errClosed names the guard that was closed, or whose store was.
+func (e *engine) errClosed() error {
+	if e.closing.Load() {
+		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)
+	}
+	return fmt.Errorf("%w: guard %q: %w", ErrClosed, e.name, cache.ErrClosed)
+}
+
 // close ends all flights; those that hold a lease release it.
 func (e *engine) close() {
+	e.closing.Store(true)
 	for _, fs := range e.allFlights() {
 		fs.close()
 	}
@@ -403,11 +421,8 @@ func (e *engine) close() {
 	}
 }
 
-// unavailable wraps a store's error for callers.
+// unavailable wraps an error for callers, of a store that isn't closed.
 func unavailable(err error) error {
-	if errors.Is(err, cache.ErrClosed) {
-		return ErrClosed
-	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 

@@ -39,7 +39,8 @@ var (
 	ErrReentrant = errors.New("guard: fetch asks for its own key")
 	// ErrTooLarge: Set was given a value over [Policy.MaxBytes].
 	ErrTooLarge = errors.New("guard: value too large")
-	// ErrClosed: the guard or its store was closed.
+	// ErrClosed: the guard, which the error names, or its store was closed. In the
+	// latter case the error wraps cache.ErrClosed, too.
 	ErrClosed = errors.New("guard: closed")
 	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
 	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")

@@ -140,7 +140,7 @@ func (g *Guard[V]) get(c call) (V, error) {
 	o := g.engine.load(c)
 	if o.err != nil {
 		var zero V
-		return zero, o.err
+		return zero, g.engine.errorFor(o)
 	}
 	return g.shared(o.value), nil
 }
@@ -206,7 +206,7 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	}
 	r, err := e.store.Read(ctx, e.storeKey(key))
 	if o := e.endedFor(ctx, err); o != nil {
-		return Result[V]{}, o.err
+		return Result[V]{}, e.errorFor(o)
 	}
 	if err != nil {
 		return Result[V]{}, unavailable(err)
@@ -289,7 +289,7 @@ func (g *Guard[V]) change(ctx context.Context, do func() error, forget func(*nea
 		return g.engine.misused(ctx)
 	}
 	if o := g.engine.endedFor(ctx, nil); o != nil {
-		return o.err
+		return g.engine.errorFor(o)
 	}
 	err := do()
 	if g.near != nil {
@@ -301,6 +301,9 @@ func (g *Guard[V]) change(ctx context.Context, do func() error, forget func(*nea
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		return err
+	}
+	if errors.Is(err, cache.ErrClosed) {
+		return g.engine.errClosed()
 	}
 	return unavailable(err)
 }
@@ -316,7 +319,7 @@ func (g *Guard[V]) Close() error {
 
 func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 	if o.err != nil {
-		return Result[V]{}, o.err
+		return Result[V]{}, g.engine.errorFor(o)
 	}
 	r := Result[V]{Value: g.shared(o.value), Source: o.source, Stored: o.stored}
 	if o.entry != nil {

@@ -66,14 +66,14 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 	})
 	var failed map[string]error
 	for _, p := range m.pursue(left) {
-		switch err := p.o.err; {
-		case err == nil:
+		switch {
+		case p.o.err == nil:
 			values[p.key] = g.shared(p.o.value)
-		case !errors.Is(err, ErrNotFound):
+		case !errors.Is(p.o.err, ErrNotFound):
 			if failed == nil {
 				failed = map[string]error{}
 			}
-			failed[p.key] = err
+			failed[p.key] = g.engine.errorFor(p.o)
 		}
 	}
 	if failed != nil {

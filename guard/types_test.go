@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -239,4 +240,50 @@ func TestNilFetchIsNamedWhateverIsStored(t *testing.T) {
 			w.Errorf("the guard counts %d fetches, %d other errors, %d panics", s.Fetches, s.Errors.Other, s.Errors.Panic)
 		}
 	})
+}
+
+func TestClosedGuardNamesItself(t *testing.T) {
+	for name, c := range map[string]struct {
+		close func(g *guard.Guard[string], s cache.Store) error
+		want  string
+	}{
+		"guard": {func(g *guard.Guard[string], _ cache.Store) error { return g.Close() }, `guard: closed: guard "g"`},
+		"store": {func(_ *guard.Guard[string], s cache.Store) error { return s.Close() }, `guard: closed: guard "g": cache: store closed`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				s := w.open()
+				g := w.guard(s, policy())
+				time.Sleep(time.Second)
+				must(w, g.Set(w.Context(), "k", "v"))
+				waits := make(chan error)
+				go func() {
+					_, err := g.Get(w.Context(), "slow", (&origin{takes: time.Hour}).fetch)
+					waits <- err
+				}()
+				synctest.Wait()
+				must(w, c.close(g, s))
+				if name == "guard" { // the fetch of a guard whose store was closed goes on
+					if err := <-waits; err == nil || err.Error() != c.want {
+						w.Errorf("a caller that waited: %v", err)
+					}
+				} else {
+					defer func() { must(w, g.Close()); <-waits }()
+				}
+				for name, call := range calls(w.Context(), g, never) {
+					err := call()
+					var batch *guard.BatchError
+					if errors.As(err, &batch) {
+						err = batch.Errs["k"]
+					}
+					if !errors.Is(err, guard.ErrClosed) || err.Error() != c.want {
+						w.Errorf("%s: %v", name, err)
+					}
+				}
+				if s := g.Stats().Errors; s.Closed == 0 || s.Other+s.Unavailable > 0 {
+					w.Errorf("%+v", s)
+				}
+			})
+		})
+	}
 }

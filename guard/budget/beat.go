@@ -88,7 +88,7 @@ func (b *Budget) tellHolds(ctx context.Context, now time.Time) (report, error) {
 	case <-ctx.Done():
 		return report{}, context.Cause(ctx)
 	case <-b.ctx.Done():
-		return report{}, ErrClosed
+		return report{}, b.errClosed
 	}
 	args := []any{b.rate(), b.process, processSeen.Microseconds(), b.opts.SlotTTL.Microseconds()}
 	var slots []string

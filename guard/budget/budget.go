@@ -19,7 +19,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/nils"
 )
 
-// ErrClosed is what Spend, Learn and Peek return after Close.
+// ErrClosed is wrapped by what Spend, Learn and Peek return after Close, which names
+// the budget.
 var ErrClosed = errors.New("budget: closed")
 
 // ExhaustedError is what Spend returns when there is nothing left: guard's, which
@@ -35,6 +36,8 @@ type Budget struct {
 	name  string
 	limit Limit
 	opts  Options
+
+	errClosed error // ErrClosed, with the name
 
 	process string // 16 hexadecimal digits
 	names   names
@@ -100,6 +103,7 @@ func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options
 	prefix := opts.Namespace + ":{" + name + "}:"
 	b := &Budget{
 		rdb: rdb, name: name, limit: limit, opts: opts,
+		errClosed: fmt.Errorf("%w: budget %q", ErrClosed, name),
 		process: hex.EncodeToString(id[:]),
 		names: names{
 			state: prefix + "state", inflight: prefix + "inflight", doubted: prefix + "doubted",

@@ -26,7 +26,7 @@ func (b *Budget) Peek(ctx context.Context) (State, error) {
 		return State{}, context.Cause(ctx)
 	}
 	if b.ctx.Err() != nil {
-		return State{}, ErrClosed
+		return State{}, b.errClosed
 	}
 	s := State{BudgetState: b.Known(), Away: b.isAway()}
 	b.mu.Lock()

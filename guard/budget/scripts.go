@@ -126,7 +126,7 @@ func (b *Budget) call(ctx context.Context, sc *script, keys []string, args []any
 		done <- a
 	}) {
 		cancel()
-		return report{}, ErrClosed
+		return report{}, b.errClosed
 	}
 	timer := time.NewTimer(b.opts.RedisTimeout)
 	defer timer.Stop()

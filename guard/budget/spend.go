@@ -94,7 +94,7 @@ func (b *Budget) queue(ctx context.Context, s guard.Spending, deadline time.Time
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-b.ctx.Done():
-		return nil, ErrClosed
+		return nil, b.errClosed
 	}
 	var v verdict
 	for {
@@ -149,7 +149,7 @@ func (b *Budget) pause(ctx context.Context, d time.Duration, early <-chan struct
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-b.ctx.Done():
-		return ErrClosed
+		return b.errClosed
 	}
 }
 
@@ -173,12 +173,12 @@ func (b *Budget) ask(ctx context.Context, s guard.Spending, deadline time.Time) 
 			return verdict{}, context.Cause(ctx)
 		}
 		if b.ctx.Err() != nil {
-			return verdict{}, ErrClosed
+			return verdict{}, b.errClosed
 		}
 		b.wentAway(err)
 	}
 	if b.ctx.Err() != nil {
-		return verdict{}, ErrClosed
+		return verdict{}, b.errClosed
 	}
 	wait, ok := b.local.take(time.Now(), s, early, b.holding())
 	v := verdict{granted: ok, wait: wait, full: !ok && wait == slotPoll}
