@@ -104,7 +104,7 @@ func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options
 	b := &Budget{
 		rdb: rdb, name: name, limit: limit, opts: opts,
 		errClosed: fmt.Errorf("%w: budget %q", ErrClosed, name),
-		process: hex.EncodeToString(id[:]),
+		process:   hex.EncodeToString(id[:]),
 		names: names{
 			state: prefix + "state", inflight: prefix + "inflight", doubted: prefix + "doubted",
 			processes: prefix + "processes", alive: prefix + "alive:",
