@@ -64,7 +64,7 @@ func unserved(err error) bool {
 var (
 	errBreakerOpen = fmt.Errorf("%w: the breaker is open, as calls before this one got no answer", ErrUnavailable)
 	errBusy        = fmt.Errorf("%w: too many calls are under way (Options.MaxInFlight)", ErrUnavailable)
-	errTimeout     = fmt.Errorf("%w: no answer, or no connection, in time (Options.RedisTimeout; what fails the Redis client may have logged)", ErrUnavailable)
+	errTimeout     = fmt.Errorf("%w: no answer, or no connection, in time (Options.RedisTimeout)", ErrUnavailable)
 )
 
 // errEndedBefore is wrapped around the cause of a context's end where nothing

@@ -40,10 +40,10 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 			until := n.sub.patience(deadline)
 			if time.Now().After(until) {
 				n.sub.doubt(deadline.Add(-s.opts.RedisTimeout))
-				return Answer{}, err
+				return Answer{}, n.explain(err)
 			}
 			if err := n.sub.awaitLive(ctx, time.Until(until)); err != nil {
-				return Answer{}, err
+				return Answer{}, n.explain(err)
 			}
 			// It may be live only as far as is known here: don't ask in a busy loop.
 			if sleep(ctx, unsubscribedWait) != nil {

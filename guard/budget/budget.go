@@ -17,6 +17,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/nils"
+	"github.com/stampedeguard/stampede/internal/outage"
 )
 
 // ErrClosed is wrapped by what Spend, Learn and Peek return after Close, which names
@@ -33,6 +34,7 @@ type ExhaustedError = guard.ExhaustedError
 // before the Redis client and after the guards.
 type Budget struct {
 	rdb   redis.UniversalClient
+	node  *outage.Node
 	name  string
 	limit Limit
 	opts  Options
@@ -102,7 +104,7 @@ func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options
 	rand.Read(id[:]) // never fails (crypto/rand since Go 1.24)
 	prefix := opts.Namespace + ":{" + name + "}:"
 	b := &Budget{
-		rdb: rdb, name: name, limit: limit, opts: opts,
+		rdb: rdb, node: outage.NewNode(rdb), name: name, limit: limit, opts: opts,
 		errClosed: fmt.Errorf("%w: budget %q", ErrClosed, name),
 		process:   hex.EncodeToString(id[:]),
 		names: names{
@@ -204,7 +206,7 @@ func (b *Budget) Close() error {
 	select {
 	case err = <-left:
 	case <-ctx.Done():
-		err = errTimeout
+		err = b.explain(errTimeout)
 	}
 	b.mu.Lock()
 	b.closed = true

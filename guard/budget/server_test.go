@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/internal/redistest"
@@ -416,4 +417,26 @@ func TestRefundWhileRedisIsAwayIsMadeLater(t *testing.T) {
 		st, err := b.Peek(t.Context())
 		return err == nil && st.Spent == 5 && st.Remaining == 95
 	})
+}
+
+// observing keeps the events of a budget.
+type observing chan cache.Event
+
+func (o observing) Observe(e cache.Event) { o <- e }
+
+func TestBudgetSaysWhichRedisIsAwayAndWhy(t *testing.T) {
+	const nobody = "127.0.0.1:1" // listens there
+	rdb := redis.NewClient(&redis.Options{Addr: nobody})
+	defer rdb.Close()
+	events := make(observing, 100)
+	b, err := budget.New(rdb, "vendor", perSecond(1, 1), budget.Options{RedisTimeout: 100 * time.Millisecond, Observer: events})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := <-events; e.Kind != cache.BudgetAway || !strings.Contains(e.Err.Error(), "Redis at "+nobody+": dial tcp "+nobody+": connect: connection refused") {
+		t.Errorf("the event is %s: %v", e.Kind, e.Err)
+	}
+	if err := b.Close(); err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("Close: %v", err)
+	}
 }
