@@ -76,33 +76,24 @@ type names struct{ state, inflight, doubted, processes, alive string }
 
 // New returns the budget of the given name (letters, digits and "._-") on the
 // given client: standalone, behind Sentinel, or a cluster; a [redis.Ring] is refused,
-// and so is a cluster client that reads from replicas. At most one Options.
-// All that is wrong is returned, joined. A Redis that can't be reached is no
-// error; one that refuses is.
+// and so is a cluster client that reads from replicas. Budgets of the same
+// namespace and name, in any process, share one allowance.
+//
+// Errors: all that is wrong with the client, the name, the limit and the options,
+// joined. A Redis that can't be reached is no error; one that refuses is.
 //
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // EVAL EVALSHA TIME GET SET ZADD ZREM ZCARD ZRANGE ZSCORE ZREMRANGEBYSCORE
 // PEXPIRE PING, and PUBSUB and SUBSCRIBE for Limit.MaxInFlight to notice deaths
 // at once.
-func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options) (*Budget, error) {
-	var opts Options
-	var errs []error
-	if err := checkClient(rdb); err != nil {
-		errs = append(errs, err)
-	}
-	if len(options) > 1 {
-		errs = append(errs, errors.New("budget: New: more than one Options"))
-	} else if len(options) == 1 {
-		opts = options[0]
-	}
+func New(rdb redis.UniversalClient, name string, limit Limit, opts Options) (*Budget, error) {
 	opts, limit = opts.withDefaults(), limit.withDefaults()
-	errs = append(errs, checkName("New: the name", name, "._-"), limit.validate(), opts.validate())
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(checkClient(rdb), checkName("New: the name", name, "._-"), limit.validate(), opts.validate()); err != nil {
 		return nil, err
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails (crypto/rand since Go 1.24)
-	prefix := opts.Namespace + ":{" + name + "}:"
+	prefix := opts.Namespace + ":budget:{" + name + "}:"
 	b := &Budget{
 		rdb: rdb, node: outage.NewNode(rdb), name: name, limit: limit, opts: opts,
 		errClosed: fmt.Errorf("%w: budget %q", ErrClosed, name),

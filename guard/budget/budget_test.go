@@ -57,7 +57,7 @@ func TestWrongLimitsAndOptionsAreAllSaid(t *testing.T) {
 
 func TestNilClientAndContextAreNamed(t *testing.T) {
 	var none *redis.Client
-	if _, err := budget.New(none, "vendor", perSecond(1, 1)); err == nil || !strings.Contains(err.Error(), "nil *redis.Client") {
+	if _, err := budget.New(none, "vendor", perSecond(1, 1), patient); err == nil || !strings.Contains(err.Error(), "nil *redis.Client") {
 		t.Errorf("a nil client: %v", err)
 	}
 	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
@@ -87,7 +87,7 @@ func TestClientsThatDoNotKeepToOneServerAreRefused(t *testing.T) {
 		"ring":             ring(),
 		"wrapped ring":     struct{ *redis.Ring }{ring()},
 	} {
-		if b, err := budget.New(client, "vendor", perSecond(1, 1)); err == nil {
+		if b, err := budget.New(client, "vendor", perSecond(1, 1), patient); err == nil {
 			t.Errorf("%s: accepted", name)
 			_ = b.Close()
 		}
@@ -742,7 +742,7 @@ func TestRefusalIsNotAskedForAgainByEachCaller(t *testing.T) {
 func TestForeignStateIsNoState(t *testing.T) {
 	for _, foreign := range []string{"", "garbage", "nan nan nan nan nan nan", "-1 1 1 1 1 1", "1e400 99999999999999999999 9e99 1 9e99 1", "1 2 3"} {
 		inBubble(t, 1, perSecond(1, 2), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
-			if err := s.Set("budget:{vendor}:state", foreign); err != nil {
+			if err := s.Set("test:budget:{vendor}:state", foreign); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
@@ -792,7 +792,7 @@ func TestClockThatGoesBackStopsNobody(t *testing.T) {
 			if heard != "" {
 				state += fmt.Sprintf(heard, later.Add(10*time.Minute).UnixMicro())
 			}
-			if err := s.Set("budget:{vendor}:state", state); err != nil {
+			if err := s.Set("test:budget:{vendor}:state", state); err != nil {
 				t.Fatal(err)
 			}
 			b := all[0]
@@ -934,7 +934,7 @@ func TestCallsUnderWayAreToldAgainWhenRedisForgot(t *testing.T) {
 			}
 			held = append(held, e)
 		}
-		s.Del("budget:{vendor}:inflight")
+		s.Del("test:budget:{vendor}:inflight")
 		time.Sleep(3 * time.Second) // a beat
 		if spend(all[1], guard.Critical) {
 			t.Error("a fourth call was let in")
@@ -980,7 +980,7 @@ func TestSlotsOfTheDeadEndThoughTheClockWentBack(t *testing.T) {
 	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 		later := float64(time.Now().Add(time.Hour).UnixMicro())
 		for _, gone := range []string{"0123456789abcdef.1-", "0123456789abcdef.2-"} {
-			if _, err := s.ZAdd("budget:{vendor}:inflight", later, gone); err != nil {
+			if _, err := s.ZAdd("test:budget:{vendor}:inflight", later, gone); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -990,6 +990,32 @@ func TestSlotsOfTheDeadEndThoughTheClockWentBack(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		if !spend(all[0], guard.Normal) {
 			t.Error("refused after the slots' time")
+		}
+	})
+}
+
+func TestNamespaceIsRequired(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	_, err := budget.New(client, "vendor", perSecond(1, 1), budget.Options{})
+	if err == nil || !strings.Contains(err.Error(), "Options.Namespace is empty: name the application") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestApplicationsDoNotShareAnAllowance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := redistest.RunEmbeddedInMemory(t)
+		of := func(namespace string) *budget.Budget {
+			l := budget.Limit{Rate: 1, Per: time.Hour, Burst: 1, Reserve: -1}
+			return open(t, s.Client(), l, budget.Options{Namespace: namespace})
+		}
+		shop, again, other := of("shop"), of("shop"), of("office")
+		if !spend(shop, guard.Normal) || spend(again, guard.Normal) {
+			t.Error("two processes of one application don't share their allowance")
+		}
+		if !spend(other, guard.Normal) {
+			t.Error("another application has no allowance of its own")
 		}
 	})
 }
