@@ -1019,3 +1019,151 @@ func TestApplicationsDoNotShareAnAllowance(t *testing.T) {
 		}
 	})
 }
+
+// spends makes n calls at once that wait for up to most, and returns their errors: nil
+// for those that were granted.
+func spends(t *testing.T, b *budget.Budget, n int, most time.Duration) <-chan *budget.ExhaustedError {
+	all := make(chan *budget.ExhaustedError, n)
+	for range n {
+		go func() {
+			_, err := b.Spend(t.Context(), guard.Spending{Cost: 1, MaxWait: most})
+			var exhausted *budget.ExhaustedError
+			if err != nil && !errors.As(err, &exhausted) {
+				t.Errorf("got %v", err)
+			}
+			all <- exhausted
+		}()
+	}
+	return all
+}
+
+// Redis there, and away: then it is this process's share.
+func inBothTimes(t *testing.T, l budget.Limit, test func(t *testing.T, b *budget.Budget)) {
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprint("away ", away), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := redistest.RunEmbeddedInMemory(t)
+				b, err := budget.New(s.Client(), "vendor", l, budget.Options{Namespace: "test"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer b.Close()
+				if away {
+					time.Sleep(3 * time.Second) // it knows that it is alone
+					if err := s.Stop(); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(time.Minute)
+				}
+				test(t, b)
+			})
+		})
+	}
+}
+
+func TestExhaustedBudgetSaysWhatHappened(t *testing.T) {
+	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
+		spend(b, guard.Normal)
+		began, all := time.Now(), spends(t, b, 4, 2*time.Second)
+		waited := 0
+		for range 4 {
+			e := <-all
+			if e == nil {
+				continue
+			}
+			took, text := time.Since(began), e.Error()
+			if e.Waited != took || !strings.Contains(text, "it allows 1 in 1s, with a burst of 1") {
+				t.Errorf("after %v: waited %v: %v", took, e.Waited, text)
+			}
+			if said := fmt.Sprintf("the call waited %v for it", took.Round(time.Millisecond)); took > 0 {
+				waited++
+				if !strings.Contains(text, said) {
+					t.Errorf("after %v: %v", took, text)
+				}
+			}
+		}
+		if waited != 3 {
+			t.Errorf("%d waited in vain, want 3", waited)
+		}
+		if _, err := b.Spend(t.Context(), guard.Spending{Cost: 1}); err == nil || strings.Contains(err.Error(), "waited") {
+			t.Errorf("a call that doesn't wait: %v", err)
+		}
+	})
+}
+
+func TestExhaustedBudgetSaysWhatElseItAllows(t *testing.T) {
+	l := perSecond(100, 100)
+	l.MaxInFlight = 2
+	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		spend(b, guard.Normal)
+		spend(b, guard.Normal)
+		if _, err := b.Spend(t.Context(), guard.Spending{Cost: 1}); err == nil || !strings.Contains(err.Error(), "it allows 2 calls under way at once") {
+			t.Errorf("with two under way: %v", err)
+		}
+	})
+	inBubble(t, 1, perSecond(100, 100), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		if err := b.Pause(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		_, err := b.Spend(t.Context(), guard.Spending{Cost: 1, MaxWait: time.Second})
+		if err == nil || !strings.Contains(err.Error(), "it allows nothing while the upstream wants a pause; retry after 1m0s") {
+			t.Errorf("in a pause: %v", err)
+		}
+	})
+}
+
+// At the time that the last one is told there is something, and there wasn't before.
+func TestRetryAfterIsWhenThereIsSomething(t *testing.T) {
+	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
+		for _, most := range []time.Duration{0, 500 * time.Millisecond, 1500 * time.Millisecond, 3200 * time.Millisecond} {
+			time.Sleep(time.Minute)
+			all := spends(t, b, 6, most)
+			var last *budget.ExhaustedError
+			var end time.Time
+			for range 6 {
+				if e := <-all; e != nil {
+					last, end = e, time.Now().Add(e.RetryAfter)
+				}
+			}
+			if last == nil {
+				t.Fatalf("waiting for %v: none was refused", most)
+			}
+			time.Sleep(time.Until(end) - 25*time.Millisecond)
+			if spend(b, guard.Normal) {
+				t.Errorf("waiting for %v: there is something before %v", most, last.RetryAfter)
+			}
+			time.Sleep(time.Until(end) + time.Millisecond)
+			if !spend(b, guard.Normal) {
+				t.Errorf("waiting for %v: there is nothing after %v", most, last.RetryAfter)
+			}
+		}
+	})
+}
+
+// Those that wait are served before a call that comes again.
+func TestRetryAfterHeedsThoseWhoWait(t *testing.T) {
+	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
+		for _, c := range []struct{ most, want time.Duration }{
+			{10 * time.Second, 3500 * time.Millisecond},        // all three are served
+			{2700 * time.Millisecond, 2500 * time.Millisecond}, // two are
+		} {
+			time.Sleep(time.Minute)
+			spend(b, guard.Normal)
+			all := spends(t, b, 3, c.most)
+			time.Sleep(500 * time.Millisecond)
+			e := <-spends(t, b, 1, 0)
+			if e == nil || e.RetryAfter < c.want || e.RetryAfter > c.want+25*time.Millisecond {
+				t.Fatalf("while three wait for %v: got %v, want about %v", c.most, e, c.want)
+			}
+			time.Sleep(e.RetryAfter + 10*time.Millisecond)
+			if !spend(b, guard.Normal) {
+				t.Errorf("while three wait for %v: there is nothing then", c.most)
+			}
+			for range 3 {
+				<-all
+			}
+		}
+	})
+}

@@ -55,13 +55,22 @@ func (b *Budget) forget() {
 	b.memory = [3]refusal{}
 }
 
-// nextSlot is when there may be something for those who were not asked for: as
-// far as is known.
-func (b *Budget) nextSlot(s guard.Spending) time.Duration {
+// nextSlot is when there may be something for a call that was not asked for, as far as
+// is known: by what was last heard, or by this process's share.
+func (b *Budget) nextSlot(s guard.Spending) verdict {
 	if v, ok := b.recall(s); ok {
-		return v.wait
+		return v
 	}
-	return micros(int64(min(float64(max(s.Cost, 1))/b.limit.rate(), 1e15))) // as lua/state.lua bounds it
+	now := time.Now()
+	if b.isAway() {
+		return verdict{wait: b.local.wait(now, s)}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	paused := b.pausedLocked(now)
+	most := b.limit.capacity(s.Priority)
+	over := b.levelLocked(now.Add(paused)) + min(float64(s.Cost), most) - most
+	return verdict{wait: paused + micros(int64(min(max(over, 0)/b.limit.rate(), 1e15)))} // as lua/state.lua bounds it
 }
 
 // Exhausted reports whether a call of that priority was refused here so lately
