@@ -118,7 +118,8 @@ func (f *format) find(t reflect.Type, at part, visited map[visit]bool) error {
 	kind := t.Kind()
 	switch {
 	case kind == reflect.Interface:
-		if f.methods && t.NumMethod() > 0 && !(f.errorAsText && t == reflect.TypeFor[error]()) {
+		text := f.errorAsText && t == reflect.TypeFor[error]()
+		if f.methods && t.NumMethod() > 0 && !text {
 			return f.cant(t, at, "whose values it could not decode")
 		}
 		return nil

@@ -1145,9 +1145,12 @@ func TestRetryAfterIsWhenThereIsSomething(t *testing.T) {
 // Those that wait are served before a call that comes again.
 func TestRetryAfterHeedsThoseWhoWait(t *testing.T) {
 	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
-		for _, c := range []struct{ most, want time.Duration }{
-			{10 * time.Second, 3500 * time.Millisecond},        // all three are served
-			{2700 * time.Millisecond, 2500 * time.Millisecond}, // two are
+		for _, c := range []struct {
+			most, want time.Duration
+			granted    int
+		}{
+			{10 * time.Second, 3500 * time.Millisecond, 3},
+			{2700 * time.Millisecond, 2500 * time.Millisecond, 2},
 		} {
 			time.Sleep(time.Minute)
 			spend(b, guard.Normal)
@@ -1161,8 +1164,14 @@ func TestRetryAfterHeedsThoseWhoWait(t *testing.T) {
 			if !spend(b, guard.Normal) {
 				t.Errorf("while three wait for %v: there is nothing then", c.most)
 			}
+			granted := 0
 			for range 3 {
-				<-all
+				if e := <-all; e == nil {
+					granted++
+				}
+			}
+			if granted != c.granted {
+				t.Errorf("of three that wait for %v, %d were granted", c.most, granted)
 			}
 		}
 	})

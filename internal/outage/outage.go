@@ -140,7 +140,7 @@ func (n *Node) tryDial(ctx context.Context, d time.Duration) error {
 	case err == nil:
 		_ = conn.Close()
 		return errSilent
-	case err == context.DeadlineExceeded: // a dialer that says no more
+	case SaysNothing(err):
 		return fmt.Errorf("no connection within %v", d)
 	}
 	return err

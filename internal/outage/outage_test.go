@@ -37,8 +37,10 @@ func TestErrorNamesNodeAndCause(t *testing.T) {
 	}{
 		"refused":   {func(context.Context) (net.Conn, error) { return nil, refused }, "no answer (Redis at 10.0.0.7:6379: dial tcp: connection refused)"},
 		"swallowed": {func(ctx context.Context) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }, "no answer (Redis at 10.0.0.7:6379: no connection within 1s)"},
-		"accepted": {func(context.Context) (net.Conn, error) { c, _ := net.Pipe(); return c, nil },
-			"no answer (Redis at 10.0.0.7:6379: it accepts connections, and sent no answer in time)"},
+		"accepted": {
+			func(context.Context) (net.Conn, error) { c, _ := net.Pipe(); return c, nil },
+			"no answer (Redis at 10.0.0.7:6379: it accepts connections, and sent no answer in time)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
