@@ -67,12 +67,12 @@ func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Cont
 			kind := BreakerOpened
 			if !open {
 				kind = BreakerClosed
-			} else { // what ails the node is about to be known
+			} else { // the cause is about to be known
 				ctx, cancel := context.WithTimeout(n.ctx, s.opts.RedisTimeout)
 				n.outage.Known(ctx)
 				cancel()
 			}
-			s.observe(Event{Kind: kind, Node: addr, Duration: since, Err: n.outage.Explain(err)})
+			s.observe(Event{Kind: kind, Node: addr, Duration: since, Err: n.explain(err)})
 		},
 	}
 	n.breaker.arm()
@@ -81,8 +81,7 @@ func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Cont
 	return n
 }
 
-// nodeReads are a node's reads, whose errors say of which node they are, and why it
-// is away.
+// nodeReads names the node in the errors of its reads.
 type nodeReads struct{ *batcher }
 
 func (r nodeReads) read(ctx context.Context, name string) (*Reading, error) {
@@ -93,8 +92,8 @@ func (r nodeReads) read(ctx context.Context, name string) (*Reading, error) {
 	return reading, nil
 }
 
-// explain names the node in an error of a call. If the error doesn't say itself what
-// ails the node, the last failure does that is known.
+// explain names the node in an error of a call. An error that doesn't tell a cause gets
+// the cause of the node's outage, as far as it is known.
 func (n *node) explain(err error) error {
 	isErr := func(target error) bool { return errors.Is(err, target) }
 	switch {

@@ -133,7 +133,7 @@ func TestErrorsSayWhichRedisIsAwayAndWhy(t *testing.T) {
 }
 
 // What ailed the node before is over.
-func TestErrorsOfTheNextOutageNameItsOwnCause(t *testing.T) {
+func TestNextOutageNamesItsOwnCause(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	c := &changes{}
 	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", RedisTimeout: time.Second, Observer: c})

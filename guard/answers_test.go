@@ -122,7 +122,7 @@ func TestPolicySaysWhichErrorsAreNotFound(t *testing.T) {
 	})
 }
 
-func TestPolicySaysForEachKeyWhatIsNotFound(t *testing.T) {
+func TestNotFoundIsDecidedForEachKey(t *testing.T) {
 	boom := errors.New("boom")
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) {

@@ -34,7 +34,7 @@ type flight struct {
 	began      time.Time
 	first      uint64       // number of the caller who started it
 	waiting    atomic.Bool  // for another process
-	runner     atomic.Int32 // of its first caller's fetch: see runner
+	runner     atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	lent       atomic.Pointer[lentRead]
 
 	// Guarded by flights.mu.

@@ -11,8 +11,8 @@ import (
 )
 
 // LogObserver returns an Observer that writes events to a structured logger; nil
-// means slog.Default(). What an operator should look at is a warning, the rest is
-// written at debug level. Of a key it writes 200 bytes at most.
+// means slog.Default(). Events that an operator should look at are warnings, the
+// others are written at debug level. Of a key it writes 200 bytes at most.
 //
 // Warnings that may come with each call, while Redis is away for example, are
 // written once when they begin. While they go on, a summary follows every ten

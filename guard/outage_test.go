@@ -397,7 +397,7 @@ func damage(rng *rand.Rand, good []byte) []byte {
 
 // A caller's error says which Redis is away and why, as long as the store asks it and
 // when it doesn't any more.
-func TestCallersAreToldWhichRedisIsAwayAndWhy(t *testing.T) {
+func TestCallersLearnWhyRedisIsAway(t *testing.T) {
 	const nobody = "127.0.0.1:1" // listens there
 	client := redis.NewClient(&redis.Options{Addr: nobody})
 	defer client.Close()

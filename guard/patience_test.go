@@ -679,7 +679,7 @@ func TestCallerThatStopsWaitingRunsItsFetchOnce(t *testing.T) {
 
 // The same while Redis is away: the flight waits for its turn, and so does its first
 // caller then.
-func TestCallerThatStopsWaitingForATurnRunsItsFetchOnce(t *testing.T) {
+func TestCallerWithoutTurnRunsItsFetchOnce(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) {
 			p.WaitTimeout, p.OnWaitTimeout, p.MaxUnguarded = time.Second, guard.StaleOrFetch, 2

@@ -1098,8 +1098,16 @@ func TestExhaustedBudgetSaysWhatElseItAllows(t *testing.T) {
 		b := all[0]
 		spend(b, guard.Normal)
 		spend(b, guard.Normal)
-		if _, err := b.Spend(t.Context(), guard.Spending{Cost: 1}); err == nil || !strings.Contains(err.Error(), "it allows 2 calls under way at once") {
-			t.Errorf("with two under way: %v", err)
+		for _, err := range []*budget.ExhaustedError{<-spends(t, b, 1, 0), <-spends(t, b, 1, time.Second)} {
+			if err == nil || !strings.Contains(err.Error(), "it allows 2 calls under way at once; retry after 25ms") {
+				t.Errorf("with two under way: %v", err)
+			}
+		}
+		line := spends(t, b, 3, time.Second) // two of them never get their turn to ask
+		for range 3 {
+			if err := <-line; err == nil || !strings.Contains(err.Error(), "it allows 2 calls under way at once; retry after") {
+				t.Errorf("with two under way, in line: %v", err)
+			}
 		}
 	})
 	inBubble(t, 1, perSecond(100, 100), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {

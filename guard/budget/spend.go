@@ -193,9 +193,9 @@ func (b *Budget) exhausted(d demand, v verdict, others int) error {
 	return e
 }
 
-// takenBy is for how long others that wait in this process take what a call could have
-// that is made again after wait: one after the other, as long as they wait. Their cost
-// isn't known; it counts as that of the call.
+// takenBy is how long the other waiters of this process are served before a call that
+// is made again after wait: one after the other, until the last of their deadlines.
+// Their cost isn't known; it counts as that of the call.
 func (b *Budget) takenBy(others int, d demand, wait time.Duration) time.Duration {
 	rate := b.limit.rate()
 	if b.isAway() {

@@ -73,7 +73,7 @@ func (n *Node) Answered() {
 }
 
 // SaysNothing reports whether an error is only the end of a context, which doesn't
-// tell what ails the node.
+// tell why the node didn't answer.
 func SaysNothing(err error) bool {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 		return false
