@@ -69,10 +69,10 @@ func (s *Redis) awaitSubscription(ctx context.Context, key string, asked, deadli
 	until := n.sub.patience(deadline)
 	if time.Now().After(until) {
 		n.sub.doubt(deadline.Add(-s.opts.RedisTimeout))
-		return errUnsubscribed
+		return n.explain(errUnsubscribed)
 	}
 	if err := n.sub.awaitReady(ctx, time.Until(until)); err != nil {
-		return err
+		return n.explain(err)
 	}
 	// The subscription may be confirmed and still not be seen: no busy loop.
 	if sleep(ctx, unsubscribedWait) != nil {

@@ -119,7 +119,7 @@ func (s *Redis) acquirePart(ctx context.Context, n *node, requests []Request, pa
 			s.ledger.leave(tokens[j])
 			all[i] = Acquired{Err: err}
 		default:
-			a, err := s.entered(tokens[j], r.Key, &r.Ask, sent, answers[j].Answer, answers[j].Err)
+			a, err := s.entered(tokens[j], r.Key, &r.Ask, sent, answers[j].Answer, n.explain(answers[j].Err))
 			all[i] = Acquired{a, err}
 			heard = heard || answers[j].Err == nil
 		}
@@ -252,6 +252,7 @@ func (s *Redis) returnPart(ctx context.Context, n *node, returns []Return, part 
 			continue
 		}
 		all[i] = s.returned(ctx, &returns[i], replies[j])
+		all[i].Err = n.explain(all[i].Err)
 	}
 }
 

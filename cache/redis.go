@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/nils"
 )
 
 // Options configure [NewRedis]. The zero value of each field but Namespace
@@ -213,17 +215,11 @@ func (s *Redis) releaseAll(leases []owned) error {
 // acknowledged: a Delete would be no barrier behind them. A wrapper that embeds a
 // client shows that client's options.
 func checkClient(client redis.UniversalClient) error {
-	switch c := client.(type) {
-	case nil:
-		return errors.New("cache: NewRedis: the client is nil")
-	case *redis.Client:
-		if c == nil {
-			return errors.New("cache: NewRedis: the client is a nil *redis.Client")
-		}
-	case *redis.ClusterClient:
-		if c == nil {
-			return errors.New("cache: NewRedis: the client is a nil *redis.ClusterClient")
-		}
+	switch {
+	case client == nil:
+		return errors.New("cache: NewRedis: nil client (make one with redis.NewClient)")
+	case nils.Is(client):
+		return fmt.Errorf("cache: NewRedis: the client is a nil %T", client)
 	}
 	switch c := client.(type) {
 	case interface{ Options() *redis.RingOptions }:

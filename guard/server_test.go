@@ -133,7 +133,7 @@ func TestNearCacheFollowsAForcedFailover(t *testing.T) {
 	w := &world{T: t}
 	must(w, other.Set(t.Context(), "k", "old"))
 	for near := false; !near; {
-		r, err := g.Load(t.Context(), "k", nil)
+		r, err := g.Load(t.Context(), "k", neverTold)
 		must(w, err)
 		near = r.Source == guard.FromNear
 	}
