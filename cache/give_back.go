@@ -57,7 +57,18 @@ func (s *Redis) giveBackOnce(ctx context.Context, r *Return) (bool, error) {
 			s.ledger.forget(token)
 		}
 	})
-	return reply == int64(1), err
+	ok := reply == int64(1)
+	if ok && r.Entry != nil {
+		s.stored(s.namesOf(r.Lease).entry.(string))
+	}
+	return ok, err
+}
+
+// stored ends the pause of a miss under the entry name.
+func (s *Redis) stored(name string) {
+	if n, err := s.topo.node(name); err == nil {
+		n.reads.stored(name)
+	}
 }
 
 // gaveBack takes in what became of an attempt to give a lease back. If Redis has not

@@ -119,7 +119,7 @@ func (s *Redis) acquirePart(ctx context.Context, n *node, requests []Request, pa
 			s.ledger.leave(tokens[j])
 			all[i] = Acquired{Err: err}
 		default:
-			a, err := s.entered(tokens[j], r.Key, &r.Ask, sent, answers[j].Answer, answers[j].Err)
+			a, err := s.entered(tokens[j], r.Key, &r.Ask, sent, answers[j].Answer, n.explain(answers[j].Err))
 			all[i] = Acquired{a, err}
 			heard = heard || answers[j].Err == nil
 		}
@@ -272,6 +272,10 @@ func (s *Redis) returnPart(ctx context.Context, n *node, returns []Return, part 
 			all[i] = Returned{err == nil && (r.releases() || replies[j].value == int64(1)), err}
 		}
 		s.gaveBack(r, all[i].Err, start, ttls[i])
+		if all[i].OK && r.Entry != nil {
+			s.stored(s.namesOf(r.Lease).entry.(string))
+		}
+		all[i].Err = n.explain(all[i].Err)
 	}
 }
 

@@ -373,7 +373,7 @@ func (s *Redis) runPart(ctx context.Context, n *node, op string, sc *script, cal
 		replies, err := s.runMany(ctx, invs)
 		answers := make([]scriptAnswer, len(calls))
 		for i, r := range replies {
-			answers[i] = scriptAnswer{r.value, classify(op, r.err)}
+			answers[i] = scriptAnswer{r.value, n.explain(classify(op, r.err))}
 			if r.err != nil {
 				err = r.err
 			}

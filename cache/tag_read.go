@@ -127,7 +127,7 @@ func (l *lookup) send() {
 		switch {
 		case a.err != nil || a.bt != nil:
 		case !a.n.breaker.allow():
-			a.err = errBreakerOpen
+			a.err = a.n.explain(errBreakerOpen)
 		default:
 			a.away = a.n.breaker.away()
 			a.bt = a.n.reads.join(a.n.reads.next, func(bt *batch) {
@@ -151,6 +151,9 @@ func (l *lookup) await(ctx context.Context, found map[string]foundRecord) {
 		}
 		if err == nil {
 			err = a.bt.err
+		}
+		if a.n != nil {
+			err = a.n.explain(err)
 		}
 		for _, name := range a.names.names {
 			if err != nil {

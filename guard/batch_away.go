@@ -41,11 +41,16 @@ func (b *batch) fetchUnguarded(open []*member) {
 		return
 	}
 	defer leave()
+	var claimed []*member
 	for _, m := range open {
-		m.f.won.Store(true)
+		if !m.f.claimFetch() {
+			m.answer(b.noTurn())
+			continue
+		}
+		claimed = append(claimed, m)
 		m.observe(Event{Kind: cache.Unguarded, Key: m.call.key, Err: m.err})
 	}
-	b.fetchHere(open, UnguardedFetch)
+	b.fetchHere(claimed, UnguardedFetch)
 }
 
 // fetchHere is that of a pursuit, for many.

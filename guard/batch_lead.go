@@ -12,6 +12,7 @@ import (
 
 // lead fetches under the leases that were granted, one part after the other.
 func (b *batch) lead(won []*member) {
+	won = b.claimFetches(won)
 	turns := map[string]int{}
 	var parts []*part
 	for i, m := range won {
@@ -30,7 +31,6 @@ func (b *batch) lead(won []*member) {
 			ev.Kind = cache.LeaseTakenOver
 		}
 		b.observe(ev)
-		m.f.won.Store(true)
 		m.tell(step{part: m.part})
 	}
 	for i, p := range parts {
@@ -45,6 +45,25 @@ func flightsOf(members []*member) []*flight {
 		all[i] = m.f
 	}
 	return all
+}
+
+// claimFetches releases the leases of flights whose first caller fetches for itself:
+// the callers of those go round. It returns the others' members.
+func (b *batch) claimFetches(won []*member) (claimed []*member) {
+	var taken []*member
+	var ends []ending
+	for _, m := range won {
+		if m.f.claimFetch() {
+			claimed = append(claimed, m)
+			continue
+		}
+		taken = append(taken, m)
+		ends = append(ends, ending{back: cache.Return{Lease: m.lease}, o: goRound()})
+	}
+	if len(taken) > 0 {
+		b.giveBackMany(taken, ends)
+	}
+	return claimed
 }
 
 // leadPart pays for one fetch, makes it, and gives the leases back with the

@@ -32,8 +32,9 @@ type engine struct {
 	unguarded chan struct{}
 	doomed    atomic.Int64 // flights that ask for a lease though their budget is known to be exhausted
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	closing atomic.Bool
 }
 
 func newEngine(store cache.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
@@ -60,6 +61,15 @@ func (e *engine) tick() uint64 { return e.numbers.Add(1) }
 
 func (e *engine) allFlights() []*flights {
 	return []*flights{&e.flights, &e.refreshes, &e.locals, &e.forced}
+}
+
+// misused is the error of a call with a nil context, or else with a nil fetch.
+func (e *engine) misused(ctx context.Context) error {
+	e.counters.errOther.Add(1)
+	if ctx == nil {
+		return errNilContext
+	}
+	return errNilFetch
 }
 
 // load is one call of Get, Load or Refresh.
@@ -284,7 +294,7 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 				return o
 			}
 		case <-waited.over():
-			if first && e.ownFetch(s.fs, f) {
+			if first && !e.mayLeave(s.fs, f) {
 				waited.stop()
 				continue
 			}
@@ -379,13 +389,33 @@ func (e *engine) refresh(c call, rd read) {
 // of what somebody else's fetch came to, has not: that was told by itself, and while
 // a pause lasts each stale hit may be followed by a flight that learns of it.
 func (e *engine) tellRefreshed(f *flight, key string, o *outcome) {
-	if o.err != nil && (e.refreshes.leading(f) || errors.Is(o.err, ErrUnavailable)) {
+	if o.err == nil || errors.Is(o.err, ErrNotFound) {
+		return
+	}
+	if e.refreshes.leading(f) || errors.Is(o.err, ErrUnavailable) {
 		e.observe(Event{Kind: cache.RefreshFailed, Key: key, Err: o.err})
 	}
 }
 
+// errorFor is the outcome's error as callers get it.
+func (e *engine) errorFor(o *outcome) error {
+	if o.own && errors.Is(o.err, ErrClosed) {
+		return e.errClosed()
+	}
+	return o.err
+}
+
+// errClosed names the guard that was closed, or whose store was.
+func (e *engine) errClosed() error {
+	if e.closing.Load() {
+		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)
+	}
+	return fmt.Errorf("%w: guard %q: %w", ErrClosed, e.name, cache.ErrClosed)
+}
+
 // close ends all flights; those that hold a lease release it.
 func (e *engine) close() {
+	e.closing.Store(true)
 	for _, fs := range e.allFlights() {
 		fs.close()
 	}
@@ -398,11 +428,8 @@ func (e *engine) close() {
 	}
 }
 
-// unavailable wraps a store's error for callers.
+// unavailable wraps an error for callers, of a store that isn't closed.
 func unavailable(err error) error {
-	if errors.Is(err, cache.ErrClosed) {
-		return ErrClosed
-	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 

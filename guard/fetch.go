@@ -69,11 +69,7 @@ func (e *engine) runFetch(ctx context.Context, c call, fl *flight, f *fill, leas
 		r.err = timeout // the fetch heeded its context
 	}
 	ev.Duration, ev.Err = r.took, r.err
-	if r.err != nil {
-		e.observeAs(cache.FetchFailed, ev)
-	} else {
-		e.observeAs(cache.FetchDone, ev)
-	}
+	e.observeAs(endOfFetch(r.err), ev)
 	return r
 }
 
@@ -123,6 +119,7 @@ func (e *engine) callFetch(ctx context.Context, c call, fl *flight, r *fetching)
 	r.value, r.err = c.fetch(ctx, f)
 	if r.err != nil {
 		_ = r.err.Error() // one that panics, a typed nil say, does so here
+		r.err = e.notFound(r.err)
 	}
 	if r.err == nil {
 		f.tags = slices.Concat(f.tags, e.tagsOfValue(c.key, r.value))
@@ -147,7 +144,10 @@ func (e *engine) callFetch(ctx context.Context, c call, fl *flight, r *fetching)
 // lead fetches under a lease that was granted, and gives it back with the
 // outcome.
 func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
-	p.f.won.Store(true)
+	if !p.f.claimFetch() {
+		_ = p.store.Release(context.WithoutCancel(p.ctx), lease)
+		return goRound()
+	}
 	defer func() {
 		if o == nil { // something panicked: an Observer, or a method of the fetch's error
 			_ = p.store.Release(context.WithoutCancel(p.ctx), lease)

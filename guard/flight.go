@@ -356,8 +356,8 @@ func (p *pursuit) wait(left time.Duration) *outcome {
 	case <-p.ctx.Done():
 		return guardClosed()
 	}
-	if !p.background && p.fs.deserted(p.f) {
-		return goRound() // for whoever joins at this very moment
+	if !p.background && (p.fs.deserted(p.f) || p.f.fetchTaken()) {
+		return goRound() // for callers that have joined, or join at this very moment
 	}
 	return nil
 }

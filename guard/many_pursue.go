@@ -145,7 +145,7 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 				return o
 			}
 		}
-		if m.waitOver && !m.owned(w) {
+		if m.waitOver && (w.m == nil || m.mayLeave(fs, w.f)) {
 			return m.waitedTooLong(w.key)
 		}
 		select {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/nils"
 )
 
 // Off turns off what a zero would give a default: Policy.Negative,
@@ -43,9 +44,10 @@ const (
 	ErrorAlways
 	// StaleOrFetch gives the stale value if StaleIfError allows it, else lets the
 	// caller fetch for itself, without a lease: at most Policy.MaxUnguarded such
-	// fetches run at once in the process. Who has waited for Policy.WaitTimeout once
-	// more, for its turn among them, gets ErrWaitTimeout. What is fetched so is not
-	// stored.
+	// fetches run at once in the process. A caller that has waited for
+	// Policy.WaitTimeout once more, for its turn among them, gets ErrWaitTimeout. A
+	// value that was fetched like this is not stored. A call's fetch never runs twice
+	// at once for one key: the other callers of the key wait for a fetch of their own.
 	StaleOrFetch
 )
 
@@ -100,6 +102,13 @@ type Policy struct {
 	// Negative is how long ErrNotFound is cached; what is longer than TTL is cut to
 	// it. Default 5 s, or TTL; Off doesn't cache it.
 	Negative time.Duration
+
+	// NotFound says which errors of a fetch mean that the key doesn't exist:
+	// sql.ErrNoRows, say. They count as ErrNotFound and are cached like it. Callers in
+	// this process get an error that wraps both ErrNotFound and the fetch's. It is
+	// called from several goroutines, also for each key that a fetch of GetMany fails
+	// for. If it panics, the fetch has failed with a [*PanicError]. Default none.
+	NotFound func(error) bool `json:"-"`
 
 	// Bypass is how long a key whose value was private ([Fill.Private]) or over
 	// MaxBytes is left alone: its callers fetch for themselves instead of
@@ -190,8 +199,9 @@ type Policy struct {
 	// handed to its callers, reported, and not stored. Default 16 MiB.
 	MaxBytes int
 
-	// Codec encodes values. Default []byte and string as they are, everything
-	// else as MessagePack.
+	// Codec encodes values. One that is a [cache.TypeChecker] is asked by New
+	// whether it can store the guard's values. Default []byte and string as they
+	// are, everything else as MessagePack.
 	Codec cache.Codec
 
 	// CompressAbove is the encoded size in bytes above which values are
@@ -277,6 +287,9 @@ func (p Policy) validate() error {
 	}
 	if p.Cost < 0 {
 		bad("Cost is %d, must not be negative", p.Cost)
+	}
+	if p.Budget != nil && nils.Is(p.Budget) {
+		bad("Budget is a nil %T (check the error of the call that made it)", p.Budget)
 	}
 	if p.Priority > Critical {
 		bad("Priority is %d, must be Normal, Background or Critical", p.Priority)

@@ -17,12 +17,14 @@ import (
 // unguardedFetch fetches without a lease: callers of the key in this process
 // share it, and MaxUnguarded bounds them all.
 func (p *pursuit) unguardedFetch(why error) *outcome {
-	leave := p.turn(p.ctx, p.Deserted)
+	leave := p.turn(p.ctx, func() bool { return p.Deserted() || p.f.fetchTaken() })
 	if leave == nil {
 		return p.noTurn()
 	}
 	defer leave()
-	p.f.won.Store(true)
+	if !p.f.claimFetch() {
+		return p.noTurn()
+	}
 	p.ctx = context.WithValue(p.ctx, slotKey{}, p.engine)
 	p.observe(Event{Kind: cache.Unguarded, Key: p.call.key, Err: why})
 	return p.fetchHere(UnguardedFetch)

@@ -13,7 +13,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
@@ -263,8 +265,19 @@ func TestTransportSaysAllThatIsWrongWithItsOptions(t *testing.T) {
 			t.Errorf("nothing is said of %s in: %v", want, err)
 		}
 	}
-	if _, err := middleware.NewTransport(nil, middleware.TransportOptions{}); err == nil {
-		t.Error("no store is fine")
+	var noStore *cache.Redis
+	for _, store := range []cache.Store{nil, noStore} {
+		if _, err := middleware.NewTransport(store, middleware.TransportOptions{}); err == nil {
+			t.Errorf("a store %v was accepted", store)
+		}
+	}
+	var noBase *http.Transport
+	var noBudget *budget.Budget
+	_, err = middleware.NewTransport(memoryFleet(t)(), middleware.TransportOptions{
+		Base: noBase, HostPolicy: middleware.HostPolicy{Budget: noBudget},
+	})
+	if err == nil || !strings.Contains(err.Error(), "nil *http.Transport") || !strings.Contains(err.Error(), "nil *budget.Budget") {
+		t.Errorf("a nil base and a nil budget: %v", err)
 	}
 	o := middleware.TransportOptions{Keep: guard.Off, Hosts: map[string]middleware.HostPolicy{"*.example.com": {}}}
 	tr, err := middleware.NewTransport(memoryFleet(t)(), o)
