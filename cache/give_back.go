@@ -205,8 +205,8 @@ func (s *Redis) failing(r *Return) invocation {
 		token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish(), declined)
 }
 
-// release gives a token back that no lease is known of, or that is not to be given back
-// in any other way.
+// release gives a token back without an outcome, once: a grant that came too late, the
+// leases that Close gives back, or a fill that its tags forbid.
 func (s *Redis) release(ctx context.Context, key string, token Token) error {
 	s.ledger.give(token)
 	_, _, err := s.order(ctx, "release", s.releasing(key, token), nil)

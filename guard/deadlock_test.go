@@ -99,7 +99,7 @@ func TestFetchesThatAskForEachOtherAreTold(t *testing.T) {
 				}
 				wg.Wait()
 				for i, err := range errs {
-					// Without a lease the error is not for callers who came in mid-fetch.
+					// Without a lease the error is not for callers that came in mid-fetch.
 					if !errors.Is(err, guard.ErrReentrant) && !c.away {
 						w.Errorf("%s: %v, want ErrReentrant", key(i), err)
 					}
@@ -166,8 +166,8 @@ func TestRefreshesThatAskForEachOtherAreTold(t *testing.T) {
 	})
 }
 
-// A private key's callers fetch for themselves: such a fetch waits for what its code asks
-// for, and so does the fetch that it is within.
+// A private key's callers fetch for themselves: such a fetch waits for the keys that its
+// code asks for, and so does the fetch that it is within.
 func TestFetchWithinAnOwnFetchIsTold(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]

@@ -254,13 +254,12 @@ type sharing struct {
 	fs  *flights
 }
 
-// share waits for the key's flight among s.fs, as its first caller, who brings
-// what it runs, or a later one, until there is an outcome that the caller may
-// have. rd is what the caller has read, for when it takes long; if that is nothing,
-// it is what the flight has.
+// share waits for the key's flight among s.fs until there is an outcome that the
+// caller may have. The first caller of a flight brings the function that it runs. rd is
+// the caller's own read, for a wait that takes long; without one the flight's takes its
+// place. A call from within a fetch that the flight waits for returns at once.
 //
-// What is passed by pointers apart from s is kept by nobody, and needn't be
-// allocated.
+// The pointers are not kept: what they point to needn't be allocated.
 func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*flight) *outcome) *outcome {
 	f, result, first := s.fs.join(s.key, s.num, run)
 	if f == nil {

@@ -29,8 +29,8 @@ type fetched struct {
 // fetch nor one that panics or exits its goroutine takes the flight along. It
 // returns at FetchTimeout, whether the fetch heeds its context or not, when ctx
 // ends, or when unwanted is closed. lost is called when the lease is lost, and
-// answers with what is closed then in place of unwanted. The flight is nil where a
-// caller fetches for itself.
+// returns a channel that takes the place of unwanted. fl is nil where a caller fetches
+// for itself.
 func (e *engine) runFetch(ctx context.Context, c call, fl *flight, f *fill, lease *cache.Lease, lost func() <-chan struct{}, unwanted <-chan struct{}) *fetched {
 	timeout := &timedOut{e, c.key}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)

@@ -315,7 +315,7 @@ func (p *pursuit) quarantined(left time.Duration) *outcome {
 	}
 }
 
-// held takes note of whose the lease is.
+// held takes in that another token holds the lease.
 func (p *pursuit) held(a *cache.Answer) {
 	p.heldMoment, p.unseen = p.moment, p.moment
 	p.heldUntil = p.sent.Add(a.TTL)
@@ -332,8 +332,8 @@ func (p *pursuit) held(a *cache.Answer) {
 	}
 }
 
-// wait returns when there is reason to ask again, the end of the lease at the latest,
-// of which so much is left; or with an outcome that a wake-up told.
+// wait returns nil when there is reason to ask again, or an outcome that a wake-up
+// brought. It waits for what is left of the lease at most.
 func (p *pursuit) wait(left time.Duration) *outcome {
 	if p.watch == nil {
 		p.waitSince = time.Now()
@@ -362,9 +362,9 @@ func (p *pursuit) wait(left time.Duration) *outcome {
 	return nil
 }
 
-// woken takes in a wake-up and those queued behind it. Only word of the token
-// last answered "held" decides: any other may be about a lease that was over
-// before this flight's callers came. Everything else is a reason to ask again.
+// woken takes in a wake-up and those queued behind it. Only a message about the token
+// last answered "held" decides: any other may be about a lease that was over before
+// this flight's callers came. Every other message is a reason to ask again.
 func (p *pursuit) woken(m cache.Message) *outcome {
 	for {
 		if m.Token == p.ask.LastHeld {

@@ -14,8 +14,8 @@ import (
 // for its own key, and fetches that ask for each other's.
 
 // A frame marks a fetch in the context it runs on, so that calls made from within are
-// known to be the fetch's. It is a node of the graph of what waits for what: the calls
-// from within wait for flights, and a flight waits for the fetch that it runs.
+// known to be the fetch's. Frames and flights make a graph: the calls from within a
+// fetch wait for flights, and a flight waits for the fetch that it runs.
 type frame struct {
 	engine *engine
 	key    string
@@ -34,9 +34,9 @@ type wait struct {
 	flight *flight
 }
 
-// waiting guards what all fetches of the process wait for: a cycle may go through
-// several guards. It is taken by calls from within a fetch alone, and with it held
-// flights.mu may be taken.
+// waiting guards the waits of all fetches of the process: a cycle may go through
+// several guards. Only calls from within a fetch take it. flights.mu may be taken with
+// it held.
 var waiting sync.Mutex
 
 // framed is a context that a frame marks.
@@ -125,7 +125,7 @@ func (f *frame) await(w wait) bool {
 	return true
 }
 
-// done ends what await has noted.
+// done takes back the note that await has made.
 func (f *frame) done(w wait) {
 	waiting.Lock()
 	defer waiting.Unlock()
