@@ -51,7 +51,8 @@ const (
 	BreakerClosed    EventKind = "breaker_closed"    // Node, Duration it was open
 	SubscriptionUp   EventKind = "subscription_up"   // Node
 	SubscriptionLost EventKind = "subscription_lost" // Node, Err
-	LivenessOff      EventKind = "liveness_off"      // Node, Err: the documented lesser mode
+	LivenessOff      EventKind = "liveness_off"      // Node, Err: why the store does not watch holders, and what to do; see Redis.Liveness
+	LivenessOn       EventKind = "liveness_on"       // Node: the cause of that is gone
 	MessageDamaged   EventKind = "message_damaged"   // Node, Err
 	// ProcessLate: this process notices the end of a RedisTimeout late, by Duration, and
 	// gives the call as much again: it was frozen, or is short of processor time. Node

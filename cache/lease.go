@@ -30,24 +30,12 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 		if s.closing.Load() {
 			return Answer{}, ErrClosed
 		}
+		asked := time.Now()
 		answer, err := s.acquireOnce(ctx, key, &ask, over)
 		switch {
 		case errors.Is(err, errUnsubscribed):
-			n, nodeErr := s.topo.node(s.keys.names(key).wake)
-			if nodeErr != nil {
-				return Answer{}, nodeErr
-			}
-			until := n.sub.patience(deadline)
-			if time.Now().After(until) {
-				n.sub.doubt(deadline.Add(-s.opts.RedisTimeout))
-				return Answer{}, n.explain(err)
-			}
-			if err := n.sub.awaitLive(ctx, time.Until(until)); err != nil {
-				return Answer{}, n.explain(err)
-			}
-			// It may be live only as far as is known here: don't ask in a busy loop.
-			if sleep(ctx, unsubscribedWait) != nil {
-				return Answer{}, ended(ctx)
+			if err := s.awaitSubscription(ctx, key, asked, deadline); err != nil {
+				return Answer{}, err
 			}
 		case errors.Is(err, ErrUnavailable) && !resent && !ask.Once && ended(ctx) == nil && !errors.Is(err, errBreakerOpen):
 			resent = true
@@ -64,6 +52,33 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 			return answer, nil
 		}
 	}
+}
+
+// awaitSubscription waits, after an acquire that was sent at the time asked, until it is
+// worth asking again, and for no longer than the deadline allows. Redis did not see this
+// process's subscription.
+func (s *Redis) awaitSubscription(ctx context.Context, key string, asked, deadline time.Time) error {
+	n, err := s.topo.node(s.keys.names(key).wake)
+	if err != nil {
+		return err
+	}
+	n.sub.unsubscribed(asked)
+	if !s.liveness.on.Load() {
+		return nil // the next acquire does without
+	}
+	until := n.sub.patience(deadline)
+	if time.Now().After(until) {
+		n.sub.doubt(deadline.Add(-s.opts.RedisTimeout))
+		return n.explain(errUnsubscribed)
+	}
+	if err := n.sub.awaitReady(ctx, time.Until(until)); err != nil {
+		return n.explain(err)
+	}
+	// The subscription may be confirmed and still not be seen: no busy loop.
+	if sleep(ctx, unsubscribedWait) != nil {
+		return ended(ctx)
+	}
+	return nil
 }
 
 // errUnsubscribed: Redis doesn't see this process's own liveness channel.
@@ -121,6 +136,7 @@ func (s *Redis) acquiring(names *nameWords, token Token, ask *Ask, over Token) i
 func (s *Redis) entered(token Token, key string, ask *Ask, sent time.Time, answer Answer, err error) (Answer, error) {
 	if answer.Reading != nil {
 		answer.Reading.lay(time.Since(sent), s.opts.RedisTimeout)
+		s.stored(s.keys.entry(key))
 	}
 	switch {
 	case err != nil && !errors.Is(err, ErrRefused):
@@ -148,7 +164,7 @@ func optional(t Token) []byte {
 }
 
 func (s *Redis) livenessArg() int {
-	if s.liveness.Load() {
+	if s.liveness.on.Load() {
 		return 1
 	}
 	return 0
@@ -231,7 +247,18 @@ func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
 			return false, err
 		}
 	}
-	return s.giveBack(ctx, l, "fill", s.filling(l, e))
+	ok, err := s.giveBack(ctx, l, "fill", s.filling(l, e))
+	if ok {
+		s.stored(s.namesOf(l).entry.(string))
+	}
+	return ok, err
+}
+
+// stored ends the pause of a miss under the entry name.
+func (s *Redis) stored(name string) {
+	if n, err := s.topo.node(name); err == nil {
+		n.reads.stored(name)
+	}
 }
 
 // filling is one fill, to be sent.

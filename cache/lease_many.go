@@ -267,7 +267,11 @@ func (s *Redis) returned(ctx context.Context, r *Return, answer reply) Returned 
 	} else {
 		s.ledger.leave(r.Lease.Token)
 	}
-	return Returned{err == nil && (r.releases() || answer.value == int64(1)), err}
+	ok := err == nil && (r.releases() || answer.value == int64(1))
+	if ok && r.Entry != nil {
+		s.stored(s.namesOf(r.Lease).entry.(string))
+	}
+	return Returned{ok, err}
 }
 
 // notCarriedOut reports whether the server said so.

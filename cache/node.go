@@ -19,7 +19,7 @@ import (
 type nodeClient interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 	Process(ctx context.Context, cmd redis.Cmder) error
-	PubSubNumSub(ctx context.Context, channels ...string) *redis.MapStringIntCmd
+	AddHook(redis.Hook)
 	PubSubShardNumSub(ctx context.Context, channels ...string) *redis.MapStringIntCmd
 }
 
@@ -47,6 +47,7 @@ type node struct {
 }
 
 func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Context)) *node {
+	client.AddHook(endedDials{})
 	n := &node{addr: addr, client: client, slots: make(chan struct{}, s.opts.MaxInFlight), outage: outage.NewNode(client)}
 	n.ctx, n.cancel = context.WithCancel(s.ctx)
 	n.breaker = &breaker{

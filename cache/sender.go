@@ -61,11 +61,6 @@ func (sn *sender[B]) next() B {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		if l.hold != nil && l.hold(l.next()) {
-			l.mu.Unlock()
-			_ = sleep(l.s.ctx, missPause)
-			l.mu.Lock()
-		}
 		if bt := l.next(); sn.crowded && bt != none && !bt.full() {
 			l.mu.Unlock()
 			sn.yield()

@@ -67,7 +67,7 @@ const (
 
 var warnings = map[cache.EventKind]int{
 	cache.BreakerOpened: changes, cache.BreakerClosed: changes, cache.SubscriptionLost: changes,
-	cache.LivenessOff: changes, cache.BudgetAway: changes, cache.BudgetBack: changes,
+	cache.LivenessOff: changes, cache.LivenessOn: changes, cache.BudgetAway: changes, cache.BudgetBack: changes,
 
 	cache.FetchFailed: repeats, cache.RefreshFailed: repeats, cache.Unguarded: repeats,
 	cache.FillRefused: repeats, cache.FillTooLarge: repeats, cache.EntryDamaged: repeats,

@@ -233,6 +233,9 @@ func TestNearCacheIsBypassedWhileInvalidationsMayBeMissed(t *testing.T) {
 		if v != "fetched" {
 			w.Errorf("2 s into the black hole: %q, %v", v, err)
 		}
+		if g.Stats().NearLive {
+			w.Error("2 s into the black hole the near cache is said to be in use")
+		}
 		n.blackHole.Store(false)
 		time.Sleep(5 * time.Second)
 		if v, src := source(w, g, "k"); v != "new" {
@@ -240,6 +243,9 @@ func TestNearCacheIsBypassedWhileInvalidationsMayBeMissed(t *testing.T) {
 		}
 		if v, src := source(w, g, "k"); v != "new" || src != guard.FromNear {
 			w.Errorf("near again: %q from %v", v, src)
+		}
+		if !g.Stats().NearLive {
+			w.Error("the near cache is said not to be in use")
 		}
 		must(w, other.Close())
 	})

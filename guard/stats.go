@@ -39,6 +39,7 @@ type Stats struct {
 	BudgetRefused uint64      // fetches that were not made, for want of a budget
 	Budget        BudgetState // what was last heard of it; it may be shared with other guards
 
+	NearLive      bool   // the near cache is in use: there is one, and this process hears of all invalidations
 	NearEntries   int    // in the near cache now, about
 	NearEvictions uint64 // by its bounds
 	NearBypasses  uint64 // lookups while invalidations might have been missed
@@ -84,6 +85,7 @@ func (g *Guard[V]) Stats() Stats {
 		s.Budget = e.policy.Budget.Known()
 	}
 	if e.near != nil {
+		s.NearLive = e.near.feed.Epoch() != 0
 		s.NearBypasses = e.near.bypasses.Load()
 		s.NearHits = e.near.hits.sum()
 		s.NearEvictions = e.near.evictions.Load()
