@@ -77,7 +77,7 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	ends := make([]ending, len(live))
 	if refused != nil {
 		for i, m := range live {
-			ends[i] = m.unpaid(refused)
+			ends[i] = m.unpaid(m.lease, refused)
 		}
 		b.giveBackMany(live, ends)
 		return
@@ -108,16 +108,6 @@ func (m *member) endingOf(start uint64, r *fetched) (e ending) {
 		}
 	}()
 	return m.ending(m.lease, start, r)
-}
-
-// unpaid is that of a pursuit whose fetch was not made: see unaffordable.
-func (m *member) unpaid(why error) ending {
-	e := m.ending(m.lease, m.tick(), &fetched{err: why, lost: errors.Is(why, errNotWanted)})
-	if exhausted := (*ExhaustedError)(nil); e.back.Failed && !errors.As(why, &exhausted) {
-		e.back = cache.Return{Lease: m.lease}
-		m.observe(Event{Kind: cache.LeaseReleased, Key: m.call.key, Token: m.lease.Token})
-	}
-	return e
 }
 
 // letGo releases the leases that were lost before their fetch began: who waits
@@ -233,19 +223,7 @@ func (b *batch) giveBackMany(members []*member, ends []ending) {
 	if len(full) > 0 {
 		b.store.ReturnMany(ctx, full) // see giveBack
 	}
-	var vain []*pursuit
-	outcomes := make([]*outcome, len(members))
 	for i, m := range members {
-		if outcomes[i] = m.given(ends[i], done[i]); ends[i].inVain(done[i]) {
-			vain = append(vain, m.pursuit)
-		} else {
-			m.answer(outcomes[i])
-		}
-	}
-	if len(vain) > 0 {
-		b.forgetRenewed(ctx, vain)
-	}
-	for i, m := range members {
-		m.answer(outcomes[i]) // if it hasn't been
+		m.answer(m.given(ends[i], done[i]))
 	}
 }

@@ -231,33 +231,40 @@ func refundUnless(used *bool, x Expense) {
 }
 
 // unaffordable is the outcome of a flight whose fetch was not made, and gives
-// back its lease.
+// back its lease, if it has one.
 func (p *pursuit) unaffordable(lease *cache.Lease, why error) *outcome {
-	ctx := context.WithoutCancel(p.ctx)
-	var exhausted *ExhaustedError
-	if !errors.As(why, &exhausted) || p.engine.ctx.Err() != nil {
-		if lease != nil {
-			_ = p.store.Release(ctx, lease)
-			p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
-		}
-		switch {
-		case p.engine.ctx.Err() != nil:
-			return guardClosed()
-		case errors.Is(why, errNotWanted):
-			return goRound()
-		}
-		return &outcome{err: why, moment: p.tick()}
-	}
-	o := &outcome{err: why, moment: p.tick()}
+	e := p.unpaid(lease, why)
 	if lease == nil {
-		return o
+		return e.o
 	}
-	// No pause for the key: what is exhausted is not the key, and the budget
-	// remembers it better.
-	if _, err := p.store.Fail(ctx, lease, encodeFailure(why, 0, &p.policy), 0); errors.Is(err, cache.ErrRefused) {
-		_ = p.store.Release(ctx, lease)
+	return p.giveBack(e)
+}
+
+// unpaid is the ending of a grant whose fetch was not made. Waiters elsewhere are told
+// of an exhausted budget at once. Any other reason is this process's own.
+func (p *pursuit) unpaid(lease *cache.Lease, why error) ending {
+	if lease != nil && isExhausted(why) && p.engine.ctx.Err() == nil {
+		return p.fail(lease, p.tick(), why)
 	}
-	return o
+	if lease != nil {
+		p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
+	}
+	e := ending{back: cache.Return{Lease: lease}}
+	switch {
+	case p.engine.ctx.Err() != nil:
+		e.o = guardClosed()
+	case errors.Is(why, errNotWanted):
+		e.o = goRound()
+	default:
+		e.o = &outcome{err: why, moment: p.tick()}
+	}
+	return e
+}
+
+// isExhausted reports whether an error says that a budget had nothing left.
+func isExhausted(err error) bool {
+	var exhausted *ExhaustedError
+	return errors.As(err, &exhausted)
 }
 
 // withinDeadline is d, or what ctx leaves of it.

@@ -13,7 +13,8 @@ var (
 	// [Policy.NotFound] makes other errors count as it.
 	ErrNotFound = errors.New("guard: not found")
 	// ErrNotModified, returned by a fetch that was given a stale value
-	// ([Fill.Stale]), says that this value is good for another TTL.
+	// ([Fill.Stale]), says that this value is good for another TTL. The value keeps
+	// its tags.
 	ErrNotModified = errors.New("guard: not modified")
 )
 

@@ -26,7 +26,8 @@ type WhenUnavailable byte
 const (
 	// FailOpen lets each process fetch for itself, callers of one key sharing a
 	// fetch, at most Policy.MaxUnguarded fetches at once. What is fetched so is
-	// not stored.
+	// not stored. Callers who wait for another process's fetch wait until its lease
+	// must be over, Policy.Lease at most.
 	FailOpen WhenUnavailable = iota
 	// FailClosed gives callers ErrUnavailable.
 	FailClosed
@@ -140,7 +141,7 @@ type Policy struct {
 
 	// Lease is the TTL of the lease, which is renewed while the fetch runs. It
 	// bounds how long a holder is waited for that vanished without its connection
-	// breaking. At least 10 ms. Default 5 s.
+	// breaking, and any holder while Redis is away. At least 10 ms. Default 5 s.
 	Lease time.Duration
 
 	// MaxAttempts is how many processes may die fetching a key before it is
