@@ -156,7 +156,7 @@ func TestChangesAreAlwaysWritten(t *testing.T) {
 		var want []string
 		for range 3 {
 			for _, kind := range []cache.EventKind{
-				cache.BreakerOpened, cache.BreakerClosed, cache.SubscriptionLost, cache.LivenessOff, cache.BudgetAway, cache.BudgetBack,
+				cache.BreakerOpened, cache.BreakerClosed, cache.SubscriptionLost, cache.LivenessOff, cache.LivenessOn, cache.BudgetAway, cache.BudgetBack,
 			} {
 				o.Observe(guard.Event{Kind: kind, Node: "a"})
 				want = append(want, string(kind))
