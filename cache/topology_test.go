@@ -15,8 +15,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/redistest"
 )
 
-// A line is a way to a server in a bubble, which can be cut.
-type line struct {
+// A cable is a way to a server in a bubble, which can be cut.
+type cable struct {
 	server *redistest.Embedded
 
 	mu    sync.Mutex
@@ -24,7 +24,7 @@ type line struct {
 	conns []net.Conn
 }
 
-func (l *line) client(t *testing.T, addr string) *redis.Client {
+func (l *cable) client(t *testing.T, addr string) *redis.Client {
 	o := l.server.Options()
 	dial := o.Dialer
 	o.Addr, o.DialerRetries = addr, 1
@@ -44,7 +44,7 @@ func (l *line) client(t *testing.T, addr string) *redis.Client {
 }
 
 // set cuts the line, with all its connections, or mends it.
-func (l *line) set(cut bool) {
+func (l *cable) set(cut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cut = cut
@@ -132,7 +132,7 @@ func deletes(t *testing.T, s *cache.Redis) {
 
 func TestWatchIsConfirmedAgainOnANewConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &line{server: redistest.RunEmbeddedInMemory(t)}
+		l := &cable{server: redistest.RunEmbeddedInMemory(t)}
 		s, err := cache.NewRedis(l.client(t, "127.0.0.1:1"), cache.Options{Namespace: "test"})
 		if err != nil {
 			t.Fatal(err)
@@ -152,7 +152,7 @@ func TestWatchIsConfirmedAgainOnANewConnection(t *testing.T) {
 
 func TestWatchFollowsItsKeyToAnotherMaster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		old, now := &line{server: redistest.RunEmbeddedInMemory(t)}, &line{server: redistest.RunEmbeddedInMemory(t)}
+		old, now := &cable{server: redistest.RunEmbeddedInMemory(t)}, &cable{server: redistest.RunEmbeddedInMemory(t)}
 		first, second := old.client(t, "127.0.0.1:1"), now.client(t, "127.0.0.1:2")
 		c := &fewMasters{Client: now.client(t, "127.0.0.1:3"), masters: []*redis.Client{first, second}}
 		s := c.store(t)
@@ -171,7 +171,7 @@ func TestWatchFollowsItsKeyToAnotherMaster(t *testing.T) {
 // one was closed.
 func TestReplacedClientOfAMasterIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &line{server: redistest.RunEmbeddedInMemory(t)}
+		l := &cable{server: redistest.RunEmbeddedInMemory(t)}
 		first := l.client(t, "127.0.0.1:1")
 		c := &fewMasters{Client: l.client(t, "127.0.0.1:3"), masters: []*redis.Client{first}}
 		s := c.store(t)
@@ -190,7 +190,7 @@ func TestReplacedClientOfAMasterIsNotAsked(t *testing.T) {
 // What a new master tells near caches is not heard until it was subscribed to.
 func TestNewMasterPutsTheFeedDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		old, now := &line{server: redistest.RunEmbeddedInMemory(t)}, &line{server: redistest.RunEmbeddedInMemory(t)}
+		old, now := &cable{server: redistest.RunEmbeddedInMemory(t)}, &cable{server: redistest.RunEmbeddedInMemory(t)}
 		first := old.client(t, "127.0.0.1:1")
 		c := &fewMasters{Client: old.client(t, "127.0.0.1:3"), masters: []*redis.Client{first}}
 		s := c.store(t)

@@ -41,11 +41,16 @@ func (b *batch) fetchUnguarded(open []*member) {
 		return
 	}
 	defer leave()
+	var claimed []*member
 	for _, m := range open {
-		m.f.won.Store(true)
+		if !m.f.claimFetch() {
+			m.answer(b.noTurn())
+			continue
+		}
+		claimed = append(claimed, m)
 		m.observe(Event{Kind: cache.Unguarded, Key: m.call.key, Err: m.err})
 	}
-	b.fetchHere(open, UnguardedFetch)
+	b.fetchHere(claimed, UnguardedFetch)
 }
 
 // fetchHere is that of a pursuit, for many.
@@ -59,7 +64,7 @@ func (b *batch) fetchHere(members []*member, source Source) {
 		turns[m.call.key] = i / b.policy.MaxBatch
 	}
 	for turn := 0; len(members) > 0; turn++ {
-		now := members[:min(len(members), b.policy.MaxBatch)]
+		now, left := members[:min(len(members), b.policy.MaxBatch)], members
 		members = members[len(now):]
 		if b.engine.ctx.Err() != nil || b.deserted(now) { // what is not stored is of no use to anybody else
 			for _, m := range now {
@@ -80,7 +85,7 @@ func (b *batch) fetchHere(members []*member, source Source) {
 			evs[i] = Event{Key: m.call.key, Attempt: 1}
 			starts[i] = m.fs.fetching(m.f, m.tick)
 		}
-		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn}, evs, paid, nil)
+		rs := b.runFetchMany(ctx, b.fetch, &fetchKeys{turns, turn, flightsOf(left)}, evs, paid, nil)
 		for i, m := range now {
 			if errors.Is(rs[i].err, ErrNotModified) {
 				m.addStale(&rs[i]) // as it was read: Redis may be away

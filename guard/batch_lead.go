@@ -12,6 +12,7 @@ import (
 
 // lead fetches under the leases that were granted, one part after the other.
 func (b *batch) lead(won []*member) {
+	won = b.claimFetches(won)
 	turns := map[string]int{}
 	var parts []*part
 	for i, m := range won {
@@ -30,12 +31,39 @@ func (b *batch) lead(won []*member) {
 			ev.Kind = cache.LeaseTakenOver
 		}
 		b.observe(ev)
-		m.f.won.Store(true)
 		m.tell(step{part: m.part})
 	}
 	for i, p := range parts {
-		b.leadPart(p, &fetchKeys{turns, i})
+		b.leadPart(p, &fetchKeys{turns, i, flightsOf(won[i*b.policy.MaxBatch:])})
 	}
+}
+
+// flightsOf are the members' flights.
+func flightsOf(members []*member) []*flight {
+	all := make([]*flight, len(members))
+	for i, m := range members {
+		all[i] = m.f
+	}
+	return all
+}
+
+// claimFetches releases the leases of flights whose first caller fetches for itself:
+// the callers of those go round. It returns the others' members.
+func (b *batch) claimFetches(won []*member) (claimed []*member) {
+	var taken []*member
+	var ends []ending
+	for _, m := range won {
+		if m.f.claimFetch() {
+			claimed = append(claimed, m)
+			continue
+		}
+		taken = append(taken, m)
+		ends = append(ends, ending{back: cache.Return{Lease: m.lease}, o: goRound()})
+	}
+	if len(taken) > 0 {
+		b.giveBackMany(taken, ends)
+	}
+	return claimed
 }
 
 // leadPart pays for one fetch, makes it, and gives the leases back with the
@@ -58,7 +86,7 @@ func (b *batch) leadPart(p *part, keys *fetchKeys) {
 	ends := make([]ending, len(live))
 	if refused != nil {
 		for i, m := range live {
-			ends[i] = m.unpaid(refused)
+			ends[i] = m.unpaid(m.lease, refused)
 		}
 		b.giveBackMany(live, ends)
 		return
@@ -89,16 +117,6 @@ func (m *member) endingOf(start uint64, r *fetched) (e ending) {
 		}
 	}()
 	return m.ending(m.lease, start, r)
-}
-
-// unpaid is that of a pursuit whose fetch was not made: see unaffordable.
-func (m *member) unpaid(why error) ending {
-	e := m.ending(m.lease, m.tick(), &fetched{err: why, lost: errors.Is(why, errNotWanted)})
-	if exhausted := (*ExhaustedError)(nil); e.back.Failed && !errors.As(why, &exhausted) {
-		e.back = cache.Return{Lease: m.lease}
-		m.observe(Event{Kind: cache.LeaseReleased, Key: m.call.key, Token: m.lease.Token})
-	}
-	return e
 }
 
 // letGo releases the leases that were lost before their fetch began: who waits
@@ -214,19 +232,7 @@ func (b *batch) giveBackMany(members []*member, ends []ending) {
 	if len(full) > 0 {
 		b.store.ReturnMany(ctx, full) // see giveBack
 	}
-	var vain []*pursuit
-	outcomes := make([]*outcome, len(members))
 	for i, m := range members {
-		if outcomes[i] = m.given(ends[i], done[i]); ends[i].inVain(done[i]) {
-			vain = append(vain, m.pursuit)
-		} else {
-			m.answer(outcomes[i])
-		}
-	}
-	if len(vain) > 0 {
-		b.forgetRenewed(ctx, vain)
-	}
-	for i, m := range members {
-		m.answer(outcomes[i]) // if it hasn't been
+		m.answer(m.given(ends[i], done[i]))
 	}
 }

@@ -77,12 +77,25 @@ func (p Priority) String() string {
 // made, and that the call was not made. It crosses processes: errors.As finds it
 // in a [RemoteError] too.
 type ExhaustedError struct {
-	Budget     string        // its name
-	RetryAfter time.Duration // when there may be something again, as far as is known
+	Budget string // its name
+	// RetryAfter is when there may be something again, as far as was known when the
+	// error was made; those who wait for the budget in this process come first.
+	RetryAfter time.Duration
+	// Waited is for how long the call waited in vain, and Allows is what the budget
+	// allows, in words. Both stay in the process.
+	Waited time.Duration
+	Allows string
 }
 
 func (e *ExhaustedError) Error() string {
-	return fmt.Sprintf("guard: the budget %q is exhausted, retry after %v", e.Budget, e.RetryAfter)
+	text := fmt.Sprintf("guard: the budget %q is exhausted", e.Budget)
+	if e.Waited > 0 {
+		text += fmt.Sprintf(", the call waited %v for it", e.Waited.Round(time.Millisecond))
+	}
+	if e.Allows != "" {
+		text += "; it allows " + e.Allows
+	}
+	return text + fmt.Sprintf("; retry after %v", e.RetryAfter)
 }
 
 // errNotWanted ends the wait for a budget when the fetch is of no use any more.
@@ -218,33 +231,40 @@ func refundUnless(used *bool, x Expense) {
 }
 
 // unaffordable is the outcome of a flight whose fetch was not made, and gives
-// back its lease.
+// back its lease, if it has one.
 func (p *pursuit) unaffordable(lease *cache.Lease, why error) *outcome {
-	ctx := context.WithoutCancel(p.ctx)
-	var exhausted *ExhaustedError
-	if !errors.As(why, &exhausted) || p.engine.ctx.Err() != nil {
-		if lease != nil {
-			_ = p.store.Release(ctx, lease)
-			p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
-		}
-		switch {
-		case p.engine.ctx.Err() != nil:
-			return guardClosed()
-		case errors.Is(why, errNotWanted):
-			return goRound()
-		}
-		return &outcome{err: why, moment: p.tick()}
-	}
-	o := &outcome{err: why, moment: p.tick()}
+	e := p.unpaid(lease, why)
 	if lease == nil {
-		return o
+		return e.o
 	}
-	// No pause for the key: what is exhausted is not the key, and the budget
-	// remembers it better.
-	if _, err := p.store.Fail(ctx, lease, encodeFailure(why, 0, &p.policy), 0); errors.Is(err, cache.ErrRefused) {
-		_ = p.store.Release(ctx, lease)
+	return p.giveBack(e)
+}
+
+// unpaid is the ending of a grant whose fetch was not made. Waiters elsewhere are told
+// of an exhausted budget at once. Any other reason is this process's own.
+func (p *pursuit) unpaid(lease *cache.Lease, why error) ending {
+	if lease != nil && isExhausted(why) && p.engine.ctx.Err() == nil {
+		return p.fail(lease, p.tick(), why)
 	}
-	return o
+	if lease != nil {
+		p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
+	}
+	e := ending{back: cache.Return{Lease: lease}}
+	switch {
+	case p.engine.ctx.Err() != nil:
+		e.o = guardClosed()
+	case errors.Is(why, errNotWanted):
+		e.o = goRound()
+	default:
+		e.o = &outcome{err: why, moment: p.tick()}
+	}
+	return e
+}
+
+// isExhausted reports whether an error says that a budget had nothing left.
+func isExhausted(err error) bool {
+	var exhausted *ExhaustedError
+	return errors.As(err, &exhausted)
 }
 
 // withinDeadline is d, or what ctx leaves of it.

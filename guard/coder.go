@@ -137,11 +137,11 @@ func (e *engine) encode(value any) (payload []byte, err error) {
 	return payload, nil
 }
 
-// unpack returns the value of a reading, decoded once for all who share it. So it
-// is reported once, too, if it can't be.
+// unpack returns the value of a reading, decoded once for all callers of the
+// guard that share the reading. A value that can't be decoded is reported once, too.
 func (e *engine) unpack(key string, r *cache.Reading) (any, error) {
 	first := false
-	value, err := r.Memo(func(r *cache.Reading) (any, error) {
+	value, err := r.Memo(e, func(r *cache.Reading) (any, error) {
 		first = true
 		return e.decode(r, e.coder.decode)
 	})

@@ -32,8 +32,9 @@ type engine struct {
 	unguarded chan struct{}
 	doomed    atomic.Int64 // flights that ask for a lease though their budget is known to be exhausted
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	closing atomic.Bool
 }
 
 func newEngine(store cache.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
@@ -60,6 +61,15 @@ func (e *engine) tick() uint64 { return e.numbers.Add(1) }
 
 func (e *engine) allFlights() []*flights {
 	return []*flights{&e.flights, &e.refreshes, &e.locals, &e.forced}
+}
+
+// misused is the error of a call with a nil context, or else with a nil fetch.
+func (e *engine) misused(ctx context.Context) error {
+	e.counters.errOther.Add(1)
+	if ctx == nil {
+		return errNilContext
+	}
+	return errNilFetch
 }
 
 // load is one call of Get, Load or Refresh.
@@ -244,19 +254,25 @@ type sharing struct {
 	fs  *flights
 }
 
-// share waits for the key's flight among s.fs, as its first caller, who brings
-// what it runs, or a later one, until there is an outcome that the caller may
-// have. rd is what the caller has read, for when it takes long; if that is nothing,
-// it is what the flight has.
+// share waits for the key's flight among s.fs until there is an outcome that the
+// caller may have. The first caller of a flight brings the function that it runs. rd is
+// the caller's own read, for a wait that takes long; without one the flight's takes its
+// place. A call from within a fetch that the flight waits for returns at once.
 //
-// What is passed by pointers apart from s is kept by nobody, and needn't be
-// allocated.
+// The pointers are not kept: what they point to needn't be allocated.
 func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*flight) *outcome) *outcome {
 	f, result, first := s.fs.join(s.key, s.num, run)
 	if f == nil {
 		return guardClosed()
 	}
 	defer s.fs.leave(f, s.num)
+	if inner := frameOf(s.ctx); inner != nil {
+		w := wait{e, s.key, f}
+		if !inner.await(w) {
+			return e.deadlocked(s.key)
+		}
+		defer inner.done(w)
+	}
 	var superseded <-chan struct{} = f.superseded
 	for {
 		select {
@@ -277,7 +293,7 @@ func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*fl
 				return o
 			}
 		case <-waited.over():
-			if first && e.ownFetch(s.fs, f) {
+			if first && !e.mayLeave(s.fs, f) {
 				waited.stop()
 				continue
 			}
@@ -372,13 +388,33 @@ func (e *engine) refresh(c call, rd read) {
 // of what somebody else's fetch came to, has not: that was told by itself, and while
 // a pause lasts each stale hit may be followed by a flight that learns of it.
 func (e *engine) tellRefreshed(f *flight, key string, o *outcome) {
-	if o.err != nil && (e.refreshes.leading(f) || errors.Is(o.err, ErrUnavailable)) {
+	if o.err == nil || errors.Is(o.err, ErrNotFound) {
+		return
+	}
+	if e.refreshes.leading(f) || errors.Is(o.err, ErrUnavailable) {
 		e.observe(Event{Kind: cache.RefreshFailed, Key: key, Err: o.err})
 	}
 }
 
+// errorFor is the outcome's error as callers get it.
+func (e *engine) errorFor(o *outcome) error {
+	if o.own && errors.Is(o.err, ErrClosed) {
+		return e.errClosed()
+	}
+	return o.err
+}
+
+// errClosed names the guard that was closed, or whose store was.
+func (e *engine) errClosed() error {
+	if e.closing.Load() {
+		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)
+	}
+	return fmt.Errorf("%w: guard %q: %w", ErrClosed, e.name, cache.ErrClosed)
+}
+
 // close ends all flights; those that hold a lease release it.
 func (e *engine) close() {
+	e.closing.Store(true)
 	for _, fs := range e.allFlights() {
 		fs.close()
 	}
@@ -391,11 +427,8 @@ func (e *engine) close() {
 	}
 }
 
-// unavailable wraps a store's error for callers.
+// unavailable wraps an error for callers, of a store that isn't closed.
 func unavailable(err error) error {
-	if errors.Is(err, cache.ErrClosed) {
-		return ErrClosed
-	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/callers"
 )
@@ -31,8 +29,9 @@ type fetched struct {
 // fetch nor one that panics or exits its goroutine takes the flight along. It
 // returns at FetchTimeout, whether the fetch heeds its context or not, when ctx
 // ends, or when unwanted is closed. lost is called when the lease is lost, and
-// answers with what is closed then in place of unwanted.
-func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lease, lost func() <-chan struct{}, unwanted <-chan struct{}) *fetched {
+// returns a channel that takes the place of unwanted. fl is nil where a caller fetches
+// for itself.
+func (e *engine) runFetch(ctx context.Context, c call, fl *flight, f *fill, lease *cache.Lease, lost func() <-chan struct{}, unwanted <-chan struct{}) *fetched {
 	timeout := &timedOut{e, c.key}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	defer cancel()
@@ -50,7 +49,7 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 	// so it works on a fill of its own.
 	under := &fetching{done: make(chan struct{})}
 	under.fill = *f
-	go e.callFetch(ctx, c, under)
+	go e.callFetch(ctx, c, fl, under)
 	var r *fetched
 	for r == nil {
 		select {
@@ -70,11 +69,7 @@ func (e *engine) runFetch(ctx context.Context, c call, f *fill, lease *cache.Lea
 		r.err = timeout // the fetch heeded its context
 	}
 	ev.Duration, ev.Err = r.took, r.err
-	if r.err != nil {
-		e.observeAs(cache.FetchFailed, ev)
-	} else {
-		e.observeAs(cache.FetchDone, ev)
-	}
+	e.observeAs(endOfFetch(r.err), ev)
 	return r
 }
 
@@ -101,9 +96,9 @@ type fetching struct {
 
 // callFetch calls the user's fetch and packs its value, and is done with r
 // whatever becomes of it.
-func (e *engine) callFetch(ctx context.Context, c call, r *fetching) {
+func (e *engine) callFetch(ctx context.Context, c call, fl *flight, r *fetching) {
 	f := &r.fill
-	ctx, frame := enter(ctx, e, c.key)
+	ctx, frame := enter(ctx, e, c.key, fl)
 	returned := false
 	defer func() {
 		frame.ended.Store(true)
@@ -124,11 +119,18 @@ func (e *engine) callFetch(ctx context.Context, c call, r *fetching) {
 	r.value, r.err = c.fetch(ctx, f)
 	if r.err != nil {
 		_ = r.err.Error() // one that panics, a typed nil say, does so here
+		r.err = e.notFound(r.err)
 	}
 	if r.err == nil {
 		f.tags = slices.Concat(f.tags, e.tagsOfValue(c.key, r.value))
 	}
-	if r.err == nil || errors.Is(r.err, ErrNotFound) || errors.Is(r.err, ErrNotModified) {
+	switch {
+	case errors.Is(r.err, ErrNotModified):
+		if tag, added := e.addedTag(f); added {
+			// It doesn't wrap ErrNotModified, which is no reason for a warning.
+			r.err = fmt.Errorf("guard: the fetch answered ErrNotModified and added the tag %q, which the stored value of %s does not carry: return the value to change its tags", tag, e.about(c.key))
+		}
+	case r.err == nil, errors.Is(r.err, ErrNotFound):
 		if err := checkTags(f.tags); err != nil {
 			r.err = fmt.Errorf("guard: Fill.Tags: %w", err)
 		}
@@ -142,7 +144,10 @@ func (e *engine) callFetch(ctx context.Context, c call, r *fetching) {
 // lead fetches under a lease that was granted, and gives it back with the
 // outcome.
 func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
-	p.f.won.Store(true)
+	if !p.f.claimFetch() {
+		_ = p.store.Release(context.WithoutCancel(p.ctx), lease)
+		return goRound()
+	}
 	defer func() {
 		if o == nil { // something panicked: an Observer, or a method of the fetch's error
 			_ = p.store.Release(context.WithoutCancel(p.ctx), lease)
@@ -172,7 +177,7 @@ func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
 	start := p.fs.fetching(p.f, p.tick)
 	fetching = true
 	lost := func() <-chan struct{} { return p.fs.supersede(p.call.key, p.f) }
-	r := p.runFetch(callers.With(p.ctx, p), p.call, f, lease, lost, nil)
+	r := p.runFetch(callers.With(p.ctx, p), p.call, p.f, f, lease, lost, nil)
 	r.stamp, r.stampErr = stamp, stampErr
 	if !p.call.telling {
 		p.withStale(r)
@@ -189,8 +194,6 @@ type ending struct {
 	start uint64 // of the fetch
 	// tagged: what was fetched carries tags, whatever becomes of it.
 	tagged bool
-	// retagged: a value that carried tags was renewed, and carries more.
-	retagged bool
 }
 
 // ending decides. The outcome's moment is now: the lease is given back next.
@@ -210,7 +213,7 @@ func (p *pursuit) ending(lease *cache.Lease, start uint64, r *fetched) ending {
 	case errors.Is(r.err, ErrNotFound) && p.policy.Negative != Off:
 		pause, _ := PauseOf(r.err)
 		d := min(max(p.policy.Negative, pause), cache.MaxTTL)
-		entry := &cache.Entry{Kind: cache.Negative, TTL: d, FreshFor: d}
+		entry := &cache.Entry{Kind: cache.Negative, TTL: d, FreshFor: d, Tags: p.storeTags(r.fill.tags), Stamp: r.stamp}
 		return p.fill(lease, start, entry, r, &outcome{err: r.err})
 	case errors.Is(r.err, ErrNotModified):
 		return p.renew(lease, start, r)
@@ -227,6 +230,8 @@ func (p *pursuit) giveBack(e ending) *outcome {
 	switch {
 	case e.back.Entry != nil:
 		done.OK, done.Err = p.store.Fill(ctx, e.back.Lease, e.back.Entry)
+	case e.back.Declined:
+		done.OK, done.Err = p.store.Decline(ctx, e.back.Lease, e.back.Failure, e.back.Pause)
 	case e.back.Failed:
 		done.OK, done.Err = p.store.Fail(ctx, e.back.Lease, e.back.Failure, e.back.Pause)
 	default:
@@ -237,11 +242,7 @@ func (p *pursuit) giveBack(e ending) *outcome {
 		// Redis is full, say: it will take the lease back all the same.
 		_ = p.store.Release(ctx, e.back.Lease)
 	}
-	o := p.given(e, done)
-	if e.inVain(done) {
-		p.forgetRenewed(ctx, []*pursuit{p})
-	}
-	return o
+	return p.given(e, done)
 }
 
 // given completes the outcome by what became of the lease.
@@ -274,44 +275,19 @@ func (p *pursuit) given(e ending, done cache.Returned) *outcome {
 	return o
 }
 
-// inVain reports whether a value was renewed that carries a tag which was deleted since
-// it was fetched: so it would be the next time, and for ever.
-func (e *ending) inVain(done cache.Returned) bool {
-	return e.retagged && errors.Is(done.Err, cache.ErrInvalidated)
-}
-
-// forgetSingly is how many values of a batch are deleted at once.
-const forgetSingly = 16
-
-// forgetRenewed deletes what was renewed in vain: the next fetch is to bring a value of
-// its own. Their leases are gone, so one may have been brought by now, or be on its way
-// in place of one that counts no more: that is left alone.
-func (e *engine) forgetRenewed(ctx context.Context, vain []*pursuit) {
-	keys := make([]string, len(vain))
-	for i, p := range vain {
-		keys[i] = p.call.key
-	}
-	var left []string
-	e.store.ReadMany(ctx, e.storePrefix(), keys, func(i int, r *cache.Reading, err error) {
-		if err == nil && r.Found && r.Seen == vain[i].known.Seen {
-			left = append(left, keys[i])
-		}
-	})
-	var deletes errgroup.Group
-	deletes.SetLimit(forgetSingly)
-	for _, key := range left {
-		deletes.Go(func() error { return e.store.Delete(ctx, e.storeKey(key)) })
-	}
-	_ = deletes.Wait() // what is left is deleted by who renews it next, in vain
-}
-
-// newFill presets what a fetch may change.
+// newFill presets what a fetch may change. The last value is for validation only if
+// it carries the policy's tags: a renewal would keep it without them.
 func (p *pursuit) newFill() *fill {
 	f := &fill{attempt: 1, ttl: p.policy.TTL, staleFor: p.policy.Stale, tags: p.policy.Tags}
-	if r := p.known; r != nil && r.Found && r.Entry.Kind == cache.Value {
-		if value, err := p.unpack(p.call.key, r); err == nil {
-			f.stale, f.staleReading = value, r
-		}
+	r := p.known
+	if r == nil || !r.Found || r.Entry.Kind != cache.Value {
+		return f
+	}
+	if _, lacks := p.lackedTag(&r.Entry, p.policy.Tags); lacks {
+		return f
+	}
+	if value, err := p.unpack(p.call.key, r); err == nil {
+		f.stale, f.staleReading = value, r
 	}
 	return f
 }
@@ -329,44 +305,53 @@ func (p *pursuit) entryOf(r *fetched) *cache.Entry {
 	}
 	r.entry.FreshFor, r.entry.TTL = lifetime(&r.fill, &p.policy)
 	r.entry.Flags |= r.fill.staleUse.flags()
+	r.entry.Tags, r.entry.Stamp = p.storeTags(r.fill.tags), r.stamp
 	return r.entry
 }
 
-// renew stores the stale value for another TTL, as the upstream said it is good:
-// unless it is private from now on.
+// renew stores the stale value for another TTL, with the tags that it has, as the
+// upstream said that it is still good. A value that is private from now on is not
+// stored.
 func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
 	f := &r.fill
-	start = min(start, p.knownMoment) // who came later may have come after a Delete of what was known
+	start = min(start, p.knownMoment) // a later caller may have come after a Delete of the known value
 	if f.staleReading == nil {
-		return p.fail(lease, start, fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err))
-	}
-	if f.private {
-		return p.fill(lease, start, p.entryOf(r), r, &outcome{value: f.stale, source: Fetched, private: true})
+		return p.fail(lease, start, p.nothingToRenew(r.err))
 	}
 	old := f.staleReading.Entry
-	tags := slices.Concat(p.storeTags(f.tags), old.Tags)
-	if tags = distinct(tags); len(tags) > maxTags {
-		return p.fail(lease, start, fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
+	if f.private {
+		e := p.fill(lease, start, p.entryOf(r), r, &outcome{value: f.stale, source: Fetched, private: true})
+		e.tagged = e.tagged || len(old.Tags) > 0
+		return e
 	}
-	// A tag's deletion may have drawn its number before the stamp was read, and be
-	// recorded only after the value was: it is found by the value's own stamp.
 	entry := &cache.Entry{
 		Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | f.staleUse.flags(), Payload: old.Payload,
-		Tags: tags, Stamp: old.Stamp,
+		Tags: old.Tags, Stamp: r.stamp,
+	}
+	if len(old.Tags) > 0 {
+		// The deletion of a tag may have drawn its number before this fetch's stamp was
+		// read, and be recorded after the value was read. The value's own stamp finds it.
+		entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = old.Stamp.Epoch, old.Stamp.N, r.stamp.N
 	}
 	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
-	e := p.fill(lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
-	e.retagged = len(old.Tags) > 0 && len(tags) > len(old.Tags)
-	return e
+	return p.fill(lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
 }
 
-// fill stores the entry. The outcome is shared with all who came before that if
-// it is accepted.
+// nothingToRenew is the error of a fetch that answered ErrNotModified, which is why,
+// and was given no stale value.
+func (p *pursuit) nothingToRenew(why error) error {
+	if r := p.known; r != nil && r.Found && r.Entry.Kind == cache.Value {
+		if tag, lacks := p.lackedTag(&r.Entry, p.policy.Tags); lacks {
+			return fmt.Errorf("guard: the stored value of %s lacks the tag %q of Policy.Tags, and so the fetch was given no stale value: return the value: %w", p.about(p.call.key), tag, why)
+		}
+	}
+	return fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", why)
+}
+
+// fill stores the entry, whose tags and stamp are set. The outcome is shared with all
+// callers who came before that if the entry is accepted.
 func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *fetched, o *outcome) ending {
 	entry.Took = r.took
-	if entry.Kind != cache.Bypass && entry.Tags == nil {
-		entry.Tags = p.storeTags(r.fill.tags)
-	}
 	o.moment, o.at = p.tick(), time.Now()
 	e := ending{back: cache.Return{Lease: lease, Entry: entry}, o: o, start: start, tagged: len(r.fill.tags) > 0}
 	if len(entry.Tags) > 0 {
@@ -377,20 +362,18 @@ func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *
 			o.moment = start
 			e.back.Entry = nil
 		}
-		was := entry.Stamp
-		if entry.Stamp = r.stamp; was.Epoch != (cache.Epoch{}) { // renewed
-			entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = was.Epoch, was.N, r.stamp.N
-		}
 	}
 	return e
 }
 
 // fail gives the lease back with an error, and a pause if the fetch asked for
 // one or there is a value to live on: a stale one, or one that is refreshed early.
+// What an exhausted budget could not pay for was not made: it forgives no deaths.
 func (p *pursuit) fail(lease *cache.Lease, start uint64, cause error) ending {
 	pause, asked := PauseOf(cause)
-	if exhausted := (*ExhaustedError)(nil); !asked && errors.As(cause, &exhausted) {
-		asked = true // for none: what is exhausted is not the key, and the budget remembers it better
+	exhausted := isExhausted(cause)
+	if exhausted {
+		asked = true // for none, unless it did: not the key is exhausted, and the budget remembers it better
 	}
 	o := &outcome{err: cause}
 	waited := time.Since(p.knownAt)
@@ -400,7 +383,7 @@ func (p *pursuit) fail(lease *cache.Lease, start uint64, cause error) ending {
 		pause = min(errorPause(&p.policy, lease.Failures), livedOn(p.known, waited, p.maskable(o), &p.policy))
 	}
 	pause = min(pause, cache.MaxTTL)
-	back := cache.Return{Lease: lease, Failed: true, Failure: encodeFailure(cause, pause, &p.policy), Pause: pause}
+	back := cache.Return{Lease: lease, Failed: true, Declined: exhausted, Failure: encodeFailure(cause, pause, &p.policy), Pause: pause}
 	o.moment = p.tick()
 	return ending{back: back, o: o, start: start}
 }

@@ -131,11 +131,7 @@ func (e *engine) runFetchMany(ctx context.Context, fetch manyFetch, keys *fetchK
 			r.err = timeout // the fetch heeded its context
 		}
 		ev.Duration, ev.Err = r.took, r.err
-		if r.err != nil {
-			e.observeAs(cache.FetchFailed, ev)
-		} else {
-			e.observeAs(cache.FetchDone, ev)
-		}
+		e.observeAs(endOfFetch(r.err), ev)
 	}
 	return rs
 }
@@ -181,6 +177,7 @@ func (e *engine) fetchedOf(key string, value any, ok bool, failed manyFailure) (
 	}()
 	if r.value, r.err = resultOf(key, value, ok, failed); r.err != nil {
 		_ = r.err.Error() // see callFetch
+		r.err = e.notFound(r.err)
 		_ = errors.Is(r.err, ErrNotFound)
 		_, _ = PauseOf(r.err)
 		return r

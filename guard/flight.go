@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // How a waiting flight looks after its holder, besides being woken: every 50 ms
@@ -39,9 +40,10 @@ type pursuit struct {
 	ask         cache.Ask
 	moment      uint64 // when the last acquire, or read, was sent
 	sent        time.Time
-	knownMoment uint64 // when the command was sent that showed what is known
-	heldMoment  uint64 // when the acquire was sent that was last answered "held"
-	unseen      uint64 // when the last command was sent that didn't show what is stored now
+	knownMoment uint64    // when the command was sent that showed what is known
+	heldMoment  uint64    // when the acquire was sent that was last answered "held"
+	heldUntil   time.Time // the lease of that answer lives until then, unless it is renewed or given back; zero: none is known
+	unseen      uint64    // when the last command was sent that didn't show what is stored now
 	unwatched   time.Time
 	suspicious  bool // the last answer was "quarantined"
 	asked       bool // for the lease, once at least
@@ -75,7 +77,7 @@ type flightContext struct {
 func (e *engine) flightContext(fs *flights, caller context.Context) context.Context {
 	if fs == &e.refreshes {
 		// Nobody waits for it, the fetch it may have been started from neither.
-		caller = context.WithValue(caller, frameKey{}, (*frame)(nil))
+		caller = callers.Apart(caller)
 	}
 	return &flightContext{e.ctx, caller}
 }
@@ -220,13 +222,27 @@ func (p *pursuit) take(answer *cache.Answer, err error) *outcome {
 		return guardClosed()
 	}
 	if err != nil {
+		if p.outwaits(err) {
+			return p.wait(time.Until(p.heldUntil))
+		}
 		return p.withoutStore(err)
+	}
+	if answer.Verdict != cache.Held {
+		p.heldUntil = time.Time{}
 	}
 	o := p.answered(answer)
 	if o == nil && answer.Verdict == cache.Held {
-		o = p.wait(answer)
+		o = p.wait(answer.TTL)
 	}
 	return o
+}
+
+// outwaits reports whether a flight that has not been answered goes on waiting for the
+// lease that was held when it last was. The holder may well be at work, and its outcome
+// may still arrive: silence says nothing of it before the lease's end. A flight that
+// may not fetch without a lease anyway has nothing to wait for.
+func (p *pursuit) outwaits(err error) bool {
+	return errors.Is(err, cache.ErrUnavailable) && !p.refusesWithout() && time.Now().Before(p.heldUntil)
 }
 
 // suspect is the holder to be taken over, if it looked unwatched long enough ago.
@@ -299,9 +315,10 @@ func (p *pursuit) quarantined(left time.Duration) *outcome {
 	}
 }
 
-// held takes note of whose the lease is.
+// held takes in that another token holds the lease.
 func (p *pursuit) held(a *cache.Answer) {
 	p.heldMoment, p.unseen = p.moment, p.moment
+	p.heldUntil = p.sent.Add(a.TTL)
 	if a.Holder != p.ask.LastHeld {
 		p.unwatched = time.Time{}
 		p.observe(Event{Kind: cache.LeaseHeld, Key: p.call.key, Token: a.Holder, Duration: a.TTL})
@@ -315,13 +332,13 @@ func (p *pursuit) held(a *cache.Answer) {
 	}
 }
 
-// wait returns when there is reason to ask again, or with an outcome that a
-// wake-up told.
-func (p *pursuit) wait(a *cache.Answer) *outcome {
+// wait returns nil when there is reason to ask again, or an outcome that a wake-up
+// brought. It waits for what is left of the lease at most.
+func (p *pursuit) wait(left time.Duration) *outcome {
 	if p.watch == nil {
 		p.waitSince = time.Now()
 		p.f.waiting.Store(true)
-		p.observe(Event{Kind: cache.WaitBegan, Key: p.call.key, Token: a.Holder})
+		p.observe(Event{Kind: cache.WaitBegan, Key: p.call.key, Token: p.ask.LastHeld})
 		p.watch = p.store.Watch(p.storeKey(p.call.key))
 	}
 	// A quarter of jitter: the waiters of a fleet don't look in step.
@@ -329,7 +346,7 @@ func (p *pursuit) wait(a *cache.Answer) *outcome {
 	if !p.unwatched.IsZero() {
 		d = min(d, secondLook)
 	}
-	timer := time.NewTimer(min(d, a.TTL+time.Millisecond))
+	timer := time.NewTimer(min(d, left+time.Millisecond))
 	defer timer.Stop()
 	select {
 	case m := <-p.watch.C:
@@ -339,18 +356,19 @@ func (p *pursuit) wait(a *cache.Answer) *outcome {
 	case <-p.ctx.Done():
 		return guardClosed()
 	}
-	if !p.background && p.fs.deserted(p.f) {
-		return goRound() // for whoever joins at this very moment
+	if !p.background && (p.fs.deserted(p.f) || p.f.fetchTaken()) {
+		return goRound() // for callers that have joined, or join at this very moment
 	}
 	return nil
 }
 
-// woken takes in a wake-up and those queued behind it. Only word of the token
-// last answered "held" decides: any other may be about a lease that was over
-// before this flight's callers came. Everything else is a reason to ask again.
+// woken takes in a wake-up and those queued behind it. Only a message about the token
+// last answered "held" decides: any other may be about a lease that was over before
+// this flight's callers came. Every other message is a reason to ask again.
 func (p *pursuit) woken(m cache.Message) *outcome {
 	for {
 		if m.Token == p.ask.LastHeld {
+			p.heldUntil = time.Time{} // the lease was given back
 			if o := p.told(m); o != nil {
 				return o
 			}

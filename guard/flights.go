@@ -31,10 +31,11 @@ type flights struct {
 type flight struct {
 	superseded chan struct{} // closed: newcomers, and callers it can't serve, go elsewhere
 	began      time.Time
-	first      uint64      // number of the caller who started it
-	waiting    atomic.Bool // for another process
-	won        atomic.Bool // it has a lease, or without Redis a turn: it is to fetch, and may have to wait for its budget
+	first      uint64       // number of the caller who started it
+	waiting    atomic.Bool  // for another process
+	runner     atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	lent       atomic.Pointer[lentRead]
+	fetch      atomic.Pointer[frame] // the last that it has begun
 
 	// Guarded by flights.mu.
 	before, after int           // callers who may have the fetch's result whatever happens, and others
@@ -167,9 +168,38 @@ func (fs *flights) fetching(f *flight, tick func() uint64) uint64 {
 	return f.fetchMoment
 }
 
+// A flight fetches with the fetch function of its first caller. That function must
+// not run twice at once, so either the flight runs it or, under StaleOrFetch, the
+// caller for itself.
+const (
+	noRunner   = iota // neither does yet
+	flightRuns        // the flight has its lease, or without Redis its turn; it may wait for its budget
+	callerRuns        // the caller has stopped waiting
+)
+
+// claimFetch makes the flight run the fetch. It returns false if the first caller
+// does: the flight must not fetch then, and its callers go round.
+func (f *flight) claimFetch() bool {
+	return f.runner.CompareAndSwap(noRunner, flightRuns) || f.runner.Load() == flightRuns
+}
+
+// fetchTaken reports whether the first caller runs the fetch for itself.
+func (f *flight) fetchTaken() bool { return f.runner.Load() == callerRuns }
+
 // ownFetch reports whether the first caller of a flight waits for its own fetch, which
 // has a bound of its own, or is about to.
-func (e *engine) ownFetch(fs *flights, f *flight) bool { return fs == &e.locals || f.won.Load() }
+func (e *engine) ownFetch(fs *flights, f *flight) bool {
+	return fs == &e.locals || f.runner.Load() == flightRuns
+}
+
+// mayLeave reports whether the first caller of a flight may stop waiting after
+// WaitTimeout: not for its own fetch. Under StaleOrFetch it takes its fetch along.
+func (e *engine) mayLeave(fs *flights, f *flight) bool {
+	if e.policy.OnWaitTimeout != StaleOrFetch || fs == &e.locals {
+		return !e.ownFetch(fs, f)
+	}
+	return f.runner.CompareAndSwap(noRunner, callerRuns)
+}
 
 // leading reports whether the flight is running a fetch.
 func (fs *flights) leading(f *flight) bool {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/nils"
 )
 
 // A Guard reads values of type V through a store, fetching what is missing once
@@ -27,20 +28,27 @@ type Guard[V any] struct {
 // of the first caller's context but not its cancellation, as the value is for
 // everybody; it ends at [Policy.FetchTimeout], with [Guard.Close], or when the
 // lease was lost and nobody can use the value any more. Where values are private
-// it is the caller's own context, and ends with it.
+// it is the caller's own context, and ends with it. The fetch may go on, or begin,
+// after the call that brought it has returned: other callers may wait for it.
 type FetchFunc[V any] func(ctx context.Context) (V, error)
 
 // New returns a guard on the store. The name is the same in all processes that
 // share the values: it stands in front of the keys (to the store, key k of guard g is
-// "g:k") and labels the events; letters, digits and "._-". All that is wrong with
-// the name and the policy is returned, joined.
+// "g:k") and labels the events; letters, digits and "._-".
+//
+// Errors: all that is wrong with the store, the name and the policy, joined; or a
+// type V whose values the codec can't store, as far as the codec can tell from the
+// type ([cache.TypeChecker]).
 //
 // Several guards may share a store. Close the guards first, then the store, then
 // the Redis client.
 func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error) {
 	var errs []error
-	if store == nil {
-		errs = append(errs, errors.New("guard: New: the store is nil"))
+	switch {
+	case store == nil:
+		errs = append(errs, errors.New("guard: New: nil store (make one with cache.NewRedis or cache.NewMemory)"))
+	case nils.Is(store):
+		errs = append(errs, fmt.Errorf("guard: New: the store is a nil %T (check the error of the call that made it)", store))
 	}
 	policy = policy.withDefaults()
 	errs = append(errs, checkName(name), policy.validate())
@@ -59,8 +67,8 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 	if codec == nil {
 		codec = cache.CodecFor[V]()
 	}
-	if _, ok := codec.(cache.MsgPack); ok { // which looks at the type before the bytes
-		if err := codec.Unmarshal(nil, new(V)); err != nil && !errors.Is(err, cache.ErrDamaged) {
+	if c, ok := codec.(cache.TypeChecker); ok {
+		if err := c.CheckType(reflect.TypeFor[V]()); err != nil {
 			return nil, fmt.Errorf("guard: New: values of type %v can't be stored: %w", reflect.TypeFor[V](), err)
 		}
 	}
@@ -109,6 +117,10 @@ func (g *Guard[V]) shared(value any) V {
 // [*ExhaustedError]; [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
 // the fetch goes on for the others.
 func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
+	if ctx == nil || fetch == nil {
+		var zero V
+		return zero, g.engine.misused(ctx)
+	}
 	if n := g.nearValue(ctx, key); n != nil {
 		return g.shared(n.value), nil
 	}
@@ -118,9 +130,6 @@ func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, 
 // plain is a fetch for the engine.
 func plain[V any](fetch FetchFunc[V]) func(context.Context, *fill) (any, error) {
 	return func(ctx context.Context, _ *fill) (any, error) {
-		if fetch == nil {
-			panic(errNoFetch)
-		}
 		v, err := fetch(ctx)
 		return &v, err
 	}
@@ -131,7 +140,7 @@ func (g *Guard[V]) get(c call) (V, error) {
 	o := g.engine.load(c)
 	if o.err != nil {
 		var zero V
-		return zero, o.err
+		return zero, g.engine.errorFor(o)
 	}
 	return g.shared(o.value), nil
 }
@@ -140,6 +149,9 @@ func (g *Guard[V]) get(c call) (V, error) {
 // the last value and may set its value's terms, and the result says where the
 // value comes from.
 func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
+	if ctx == nil || fetch == nil {
+		return Result[V]{}, g.engine.misused(ctx)
+	}
 	if n := g.nearValue(ctx, key); n != nil {
 		age := n.entry.Age + time.Since(n.at)
 		return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
@@ -156,9 +168,6 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(conte
 			Tags: slices.Clone(f.tags),
 		}
 		fl.Stale, _ = f.stale.(*V)
-		if fetch == nil {
-			panic(errNoFetch)
-		}
 		v, err := fetch(ctx, &fl)
 		f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
 		return &v, err
@@ -172,11 +181,18 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(conte
 // ([RetryAfter], Policy.ErrorPause) nothing is fetched: the error is then that of
 // the fetch before, and [PauseOf] tells for how long. Reset ends a pause.
 func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
+	if ctx == nil || fetch == nil {
+		var zero V
+		return zero, g.engine.misused(ctx)
+	}
 	return g.get(call{ctx: ctx, key: key, force: true, fetch: plain(fetch)})
 }
 
 // Reload is to Refresh what Load is to Get.
 func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
+	if ctx == nil || fetch == nil {
+		return Result[V]{}, g.engine.misused(ctx)
+	}
 	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, force: true, telling: true, fetch: telling(fetch)}))
 }
 
@@ -185,9 +201,12 @@ func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Co
 // [ErrClosed]; the cause of ctx's end.
 func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	e := g.engine
+	if ctx == nil {
+		return Result[V]{}, e.misused(ctx)
+	}
 	r, err := e.store.Read(ctx, e.storeKey(key))
 	if o := e.endedFor(ctx, err); o != nil {
-		return Result[V]{}, o.err
+		return Result[V]{}, e.errorFor(o)
 	}
 	if err != nil {
 		return Result[V]{}, unavailable(err)
@@ -218,6 +237,9 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 // the same; [ErrClosed]; the cause of ctx's end.
 func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string) error {
 	e := g.engine
+	if ctx == nil {
+		return e.misused(ctx)
+	}
 	tags = slices.Concat(e.policy.Tags, tags, e.tagsOfValue(key, &value))
 	if err := checkTags(tags); err != nil {
 		return fmt.Errorf("guard: Set: %w", err)
@@ -263,8 +285,11 @@ func (g *Guard[V]) changeKey(ctx context.Context, key string, do func() error) e
 
 // change makes a change, and has the near cache forget what it is about.
 func (g *Guard[V]) change(ctx context.Context, do func() error, forget func(*near)) error {
+	if ctx == nil {
+		return g.engine.misused(ctx)
+	}
 	if o := g.engine.endedFor(ctx, nil); o != nil {
-		return o.err
+		return g.engine.errorFor(o)
 	}
 	err := do()
 	if g.near != nil {
@@ -276,6 +301,9 @@ func (g *Guard[V]) change(ctx context.Context, do func() error, forget func(*nea
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		return err
+	}
+	if errors.Is(err, cache.ErrClosed) {
+		return g.engine.errClosed()
 	}
 	return unavailable(err)
 }
@@ -291,7 +319,7 @@ func (g *Guard[V]) Close() error {
 
 func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 	if o.err != nil {
-		return Result[V]{}, o.err
+		return Result[V]{}, g.engine.errorFor(o)
 	}
 	r := Result[V]{Value: g.shared(o.value), Source: o.source, Stored: o.stored}
 	if o.entry != nil {

@@ -35,6 +35,9 @@ import (
 // started and ended together.
 func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx context.Context, keys []string) (map[string]V, error)) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
+	if ctx == nil || fetch == nil {
+		return values, g.engine.misused(ctx)
+	}
 	if len(keys) == 0 {
 		return values, nil
 	}
@@ -50,9 +53,6 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 		}
 	}
 	m := &many{engine: g.engine, ctx: ctx, fetch: func(ctx context.Context, keys []string) (func(string) (any, bool), error) {
-		if fetch == nil {
-			panic(errNoFetch)
-		}
 		got, err := fetch(ctx, keys)
 		return func(key string) (any, bool) {
 			v, ok := got[key]
@@ -66,14 +66,14 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 	})
 	var failed map[string]error
 	for _, p := range m.pursue(left) {
-		switch err := p.o.err; {
-		case err == nil:
+		switch {
+		case p.o.err == nil:
 			values[p.key] = g.shared(p.o.value)
-		case !errors.Is(err, ErrNotFound):
+		case !errors.Is(p.o.err, ErrNotFound):
 			if failed == nil {
 				failed = map[string]error{}
 			}
-			failed[p.key] = err
+			failed[p.key] = g.engine.errorFor(p.o)
 		}
 	}
 	if failed != nil {

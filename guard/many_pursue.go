@@ -103,16 +103,31 @@ func (m *many) share(fs *flights, ws []*wanted, num uint64, waited, soft *patien
 	for _, w := range ws {
 		w.f, w.result, w.m = b.join(w.call, num, w.rd)
 	}
-	b.start()
-	for i, w := range ws {
-		if w.f == nil {
+	inner := frameOf(m.ctx)
+	var joined []*wanted
+	for _, w := range ws {
+		switch {
+		case w.f == nil:
 			w.o = guardClosed()
-			continue
+		case inner != nil && !inner.await(m.waitOf(w)):
+			w.o = m.deadlocked(w.key)
+			fs.leave(w.f, num)
+		default:
+			joined = append(joined, w)
 		}
-		w.o = m.await(fs, w, ws[i:], num, waited, soft)
+	}
+	b.start()
+	for i, w := range joined {
+		w.o = m.await(fs, w, joined[i:], num, waited, soft)
 		fs.leave(w.f, num)
+		if inner != nil {
+			inner.done(m.waitOf(w))
+		}
 	}
 }
+
+// waitOf is the wait for the flight that a key has been joined to.
+func (m *many) waitOf(w *wanted) wait { return wait{m.engine, w.key, w.f} }
 
 // await waits for one flight, ws being those that are still waited for. The
 // others are as good as waited for meanwhile: all are needed in the end.
@@ -130,7 +145,7 @@ func (m *many) await(fs *flights, w *wanted, ws []*wanted, num uint64, waited, s
 				return o
 			}
 		}
-		if m.waitOver && !m.owned(w) {
+		if m.waitOver && (w.m == nil || m.mayLeave(fs, w.f)) {
 			return m.waitedTooLong(w.key)
 		}
 		select {
@@ -211,7 +226,7 @@ func (m *many) forOneself(ctx context.Context, ws []*wanted, source Source) {
 		if err := m.affordMany(ctx, some[0].key, m.spending(), &paid, m.engine.ctx.Done(), nil); err != nil {
 			rs = all(len(some), fetched{err: err})
 		} else {
-			rs = m.runFetchMany(ctx, m.fetch, &fetchKeys{turns, turn}, evs, paid, m.engine.ctx.Done())
+			rs = m.runFetchMany(ctx, m.fetch, &fetchKeys{turn: turns, now: turn}, evs, paid, m.engine.ctx.Done())
 		}
 		for i, r := range rs {
 			o := &outcome{value: r.value, err: r.err, source: source}

@@ -17,12 +17,14 @@ import (
 // unguardedFetch fetches without a lease: callers of the key in this process
 // share it, and MaxUnguarded bounds them all.
 func (p *pursuit) unguardedFetch(why error) *outcome {
-	leave := p.turn(p.ctx, p.Deserted)
+	leave := p.turn(p.ctx, func() bool { return p.Deserted() || p.f.fetchTaken() })
 	if leave == nil {
 		return p.noTurn()
 	}
 	defer leave()
-	p.f.won.Store(true)
+	if !p.f.claimFetch() {
+		return p.noTurn()
+	}
 	p.ctx = context.WithValue(p.ctx, slotKey{}, p.engine)
 	p.observe(Event{Kind: cache.Unguarded, Key: p.call.key, Err: why})
 	return p.fetchHere(UnguardedFetch)
@@ -75,7 +77,7 @@ func (p *pursuit) fetchHere(source Source) *outcome {
 		return p.unaffordable(nil, err)
 	}
 	start := p.fs.fetching(p.f, p.tick)
-	return p.fetchedHere(p.runFetch(callers.With(p.ctx, p), p.call, f, nil, nil, nil), f, start, source)
+	return p.fetchedHere(p.runFetch(callers.With(p.ctx, p), p.call, p.f, f, nil, nil, nil), f, start, source)
 }
 
 // fetchedHere is the outcome of a fetch without a lease.
@@ -119,7 +121,7 @@ func (e *engine) forOneself(c call, source Source, mark *cache.Reading) *outcome
 		}
 		return &outcome{err: err}
 	}
-	r := e.runFetch(c.ctx, c, f, nil, nil, e.ctx.Done())
+	r := e.runFetch(c.ctx, c, nil, f, nil, nil, e.ctx.Done())
 	if r.err != nil {
 		if o := e.endedFor(c.ctx, nil); o != nil {
 			return o

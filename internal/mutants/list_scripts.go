@@ -21,7 +21,7 @@ func scriptMutants() []Mutant {
 		lua("acquire", "quarantine counts the living", "if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead", Sim(300, "P7")),
 		lua("acquire", "acquire grants a lease to an unsubscribed process", "if nobody(reply, 1) then return {'unsubscribed'} end", "", Sim(300, "unsubscribed")),
 		lua("extend", "extend does not renew the attempts", "redis.call('PEXPIRE', KEYS[2], ARGV[3])\n", "", Sim(300, "window")),
-		lua("tie", "tie tells of no deletion", "return {deleted, expired}", "return {0, expired}", Sim(3000, "P3").Of("tags")),
+		lua("tie", "tie tells of no deletion", "return {deleted, expired, unsettled}", "return {0, expired, 0}", Sim(3000, "P3").Of("tags")),
 	), []Mutant{
 		lua("fill", "fill writes without its lease, seen by callers", notTheHolder, "if false then", Sim(300, "P3")),
 		lua("delete", "delete forgets the lease", "'DEL', KEYS[1], KEYS[2])", "'DEL', KEYS[1])", Sim(100, "delete")),

@@ -26,7 +26,7 @@ func (p *plan) pay(rng *rand.Rand) {
 // newBudget makes a process's budget, which has a network of its own.
 func (w *world) newBudget(p *process) *budget.Budget {
 	n := w.newNetwork(p)
-	b, err := budget.New(n.client, budgetName, w.plan.limit, budget.Options{RedisTimeout: w.plan.redisTimeout, Observer: &p.allowance})
+	b, err := budget.New(n.client, budgetName, w.plan.limit, budget.Options{Namespace: "ns", RedisTimeout: w.plan.redisTimeout, Observer: &p.allowance})
 	if err != nil {
 		w.t.Fatal(err)
 	}
