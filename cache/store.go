@@ -183,8 +183,10 @@ type Lease struct {
 
 	names *nameWords // of Key, where there is a use for them
 
-	once sync.Once
-	lost chan struct{}
+	mu     sync.Mutex
+	isLost bool
+	lost   chan struct{}
+	onLost func()
 }
 
 // NewLease returns a lease, for authors of stores.
@@ -197,5 +199,34 @@ func NewLease(key string, token Token) *Lease {
 // News of it may come late; only the answer of Fill and Fail is certain.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
+// IsLost reports whether Lost is closed.
+func (l *Lease) IsLost() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.isLost
+}
+
+// OnLost has f called when Lost is closed, on a goroutine of its own.
+func (l *Lease) OnLost(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isLost {
+		go f()
+		return
+	}
+	l.onLost = f
+}
+
 // Lose closes Lost, for authors of stores. It may be called again.
-func (l *Lease) Lose() { l.once.Do(func() { close(l.lost) }) }
+func (l *Lease) Lose() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isLost {
+		return
+	}
+	l.isLost = true
+	close(l.lost)
+	if l.onLost != nil {
+		go l.onLost()
+	}
+}

@@ -3,7 +3,6 @@ package guard
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"unsafe"
 
 	"github.com/klauspost/compress/s2"
@@ -97,14 +96,22 @@ func (c coderOf[V]) into(v *V, payload []byte) error {
 	return c.codec.Unmarshal(payload, v)
 }
 
+// A packer makes entries of values and values of entries.
+type packer struct {
+	coder  coder
+	codec  cache.Codec
+	policy *Policy
+	events *reporter
+}
+
 // pack makes the entry of a value.
-func (e *engine) pack(value any) (*cache.Entry, error) {
-	payload, err := e.encode(value)
+func (p *packer) pack(value any) (*cache.Entry, error) {
+	payload, err := p.encode(value)
 	if err != nil {
 		return nil, err
 	}
-	entry := &cache.Entry{Kind: cache.Value, Codec: e.codec.ID(), Payload: payload}
-	if len(payload) <= e.policy.MaxBytes && e.policy.CompressAbove > 0 && len(payload) > e.policy.CompressAbove {
+	entry := &cache.Entry{Kind: cache.Value, Codec: p.codec.ID(), Payload: payload}
+	if len(payload) <= p.policy.MaxBytes && p.policy.CompressAbove > 0 && len(payload) > p.policy.CompressAbove {
 		if packed := cache.Compress(payload); len(packed) < len(payload) {
 			entry.Payload = packed
 			entry.Flags |= cache.FlagCompressed
@@ -125,13 +132,13 @@ func encodedSize(e *cache.Entry) int {
 }
 
 // encode turns a codec's panic into an error: it may be the user's.
-func (e *engine) encode(value any) (payload []byte, err error) {
+func (p *packer) encode(value any) (payload []byte, err error) {
 	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("guard: the codec panicked on a value to encode: %v", p)
+		if v := recover(); v != nil {
+			err = fmt.Errorf("guard: the codec panicked on a value to encode: %v", v)
 		}
 	}()
-	if payload, err = e.coder.encode(value); err != nil {
+	if payload, err = p.coder.encode(value); err != nil {
 		return nil, fmt.Errorf("guard: the value can't be encoded: %w", err)
 	}
 	return payload, nil
@@ -139,46 +146,38 @@ func (e *engine) encode(value any) (payload []byte, err error) {
 
 // unpack returns the value of a reading, decoded once for all who share it. So it
 // is reported once, too, if it can't be.
-func (e *engine) unpack(key string, r *cache.Reading) (any, error) {
+func (p *packer) unpack(key string, r *cache.Reading) (any, error) {
 	first := false
 	value, err := r.Memo(func(r *cache.Reading) (any, error) {
 		first = true
-		return e.decode(r, e.coder.decode)
+		return p.decode(r, p.coder.decode)
 	})
 	if err != nil && first {
-		e.damaged(key, r, err)
+		p.damaged(key, r, err)
 	}
 	return value, err
 }
 
 // decode is unpack without its memory, by one of the coder's ways.
-func (e *engine) decode(r *cache.Reading, decode func([]byte) (any, error)) (value any, err error) {
+func (p *packer) decode(r *cache.Reading, decode func([]byte) (any, error)) (value any, err error) {
 	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, p)
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, v)
 		}
 	}()
 	payload := r.Entry.Payload
-	if r.Entry.Codec != e.codec.ID() {
-		return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, e.codec.ID())
+	if r.Entry.Codec != p.codec.ID() {
+		return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, p.codec.ID())
 	}
 	if r.Entry.Flags&cache.FlagCompressed != 0 {
-		if payload, err = cache.Decompress(payload, e.policy.MaxBytes); err != nil {
+		if payload, err = cache.Decompress(payload, p.policy.MaxBytes); err != nil {
 			return nil, err
 		}
 	}
 	return decode(payload)
 }
 
-// about names a key in an error, which may end up in an event.
-func (e *engine) about(key string) string {
-	if e.policy.HideKeys {
-		return "a key"
-	}
-	return strconv.Quote(cutKey(key))
-}
-
 // damaged reports an entry that can't be read.
-func (e *engine) damaged(key string, r *cache.Reading, err error) {
-	e.observe(Event{Kind: cache.EntryDamaged, Key: key, Token: r.Entry.Version, Err: err})
+func (p *packer) damaged(key string, r *cache.Reading, err error) {
+	p.events.report(cache.EntryDamaged, Event{Key: key, Token: r.Entry.Version, Err: err})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
 
 	"github.com/stampedeguard/stampede/cache"
 )
@@ -16,28 +17,32 @@ type (
 	Observer = cache.Observer
 )
 
-// observe reports an event, if anybody wants to know.
-func (e *engine) observe(ev Event) {
-	e.counters.event(ev.Kind)
-	if e.policy.Observer != nil {
-		e.tell(ev)
-	}
+// A reporter counts what happens in a guard and tells its Observer.
+type reporter struct {
+	guard    string
+	observer Observer // nil: none
+	hideKeys bool
+	counters
 }
 
-func (e *engine) observeAs(kind cache.EventKind, ev Event) {
-	e.counters.event(kind)
-	if e.policy.Observer != nil {
-		ev.Kind = kind
-		e.tell(ev)
+func (r *reporter) report(kind cache.EventKind, ev Event) {
+	r.event(kind)
+	if r.observer == nil {
+		return
 	}
-}
-
-func (e *engine) tell(ev Event) {
-	ev.Guard = e.name
-	if e.policy.HideKeys {
+	ev.Kind, ev.Guard = kind, r.guard
+	if r.hideKeys {
 		ev.Key = ""
 	}
-	e.policy.Observer.Observe(ev)
+	r.observer.Observe(ev)
+}
+
+// quote names a key in an error, which may end up in an event.
+func (r *reporter) quote(key string) string {
+	if r.hideKeys {
+		return "a key"
+	}
+	return strconv.Quote(cutKey(key))
 }
 
 // LogObserver reports events to a structured logger: what an operator should

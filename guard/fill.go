@@ -79,19 +79,27 @@ func (u StaleUse) flags() cache.Flags {
 	return 0
 }
 
-// fill is Fill without its type.
+// A fill is what a fetch is told about one key and what it answers: Fill without its
+// type.
 type fill struct {
-	stale         any            // decoded
-	staleReading  *cache.Reading // as read; nil: none
-	attempt       int
-	token         cache.Token // the lease's, or a random one
+	key          string
+	stale        any            // decoded
+	staleReading *cache.Reading // as read; nil: none
+	attempt      int
+	token        cache.Token // the lease's, or a random one
+	leased       bool
+
 	ttl, staleFor time.Duration
 	staleUse      StaleUse
 	private       bool
 	tags          []string
 	cost          int
-	expense       Expense // nil: there is no budget
-	waited        bool    // for the budget
+
+	value    any
+	err      error
+	entry    *cache.Entry // of the value; nil: it is private, or there is none
+	took     time.Duration
+	unwanted bool // the fetch was given up as no caller could use it
 }
 
 // Source says where a value came from.

@@ -112,23 +112,26 @@ func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, 
 	if n := g.nearValue(ctx, key); n != nil {
 		return g.shared(n.value), nil
 	}
-	return g.get(call{ctx: ctx, key: key, fetch: plain(fetch)})
+	w, done := g.engine.look(ctx, key)
+	if !done {
+		c := &call{e: g.engine, ctx: ctx, fetch: plain(fetch), maxAge: anyAge}
+		c.resolve([]*want{&w})
+	}
+	return g.valueOf(w.out)
 }
 
 // plain is a fetch for the engine.
-func plain[V any](fetch FetchFunc[V]) func(context.Context, *fill) (any, error) {
-	return func(ctx context.Context, _ *fill) (any, error) {
+func plain[V any](fetch FetchFunc[V]) fetchFunc {
+	return func(ctx context.Context, fills []*fill) {
 		if fetch == nil {
 			panic(errNoFetch)
 		}
 		v, err := fetch(ctx)
-		return &v, err
+		fills[0].value, fills[0].err = &v, err
 	}
 }
 
-// get is what Get does past the near cache.
-func (g *Guard[V]) get(c call) (V, error) {
-	o := g.engine.load(c)
+func (g *Guard[V]) valueOf(o *outcome) (V, error) {
 	if o.err != nil {
 		var zero V
 		return zero, o.err
@@ -144,12 +147,18 @@ func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Cont
 		age := n.entry.Age + time.Since(n.at)
 		return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
 	}
-	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, telling: true, fetch: telling(fetch)}))
+	w, done := g.engine.look(ctx, key)
+	if !done {
+		c := &call{e: g.engine, ctx: ctx, fetch: telling(fetch), told: true, maxAge: anyAge}
+		c.resolve([]*want{&w})
+	}
+	return g.resultOf(w.out)
 }
 
 // telling is a fetch for the engine that is told more and may say more.
-func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(context.Context, *fill) (any, error) {
-	return func(ctx context.Context, f *fill) (any, error) {
+func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) fetchFunc {
+	return func(ctx context.Context, fills []*fill) {
+		f := fills[0]
 		fl := Fill[V]{
 			Attempt: f.attempt, IdempotencyKey: f.token.String(),
 			TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
@@ -161,7 +170,7 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(conte
 		}
 		v, err := fetch(ctx, &fl)
 		f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
-		return &v, err
+		f.value, f.err = &v, err
 	}
 }
 
@@ -172,12 +181,12 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(conte
 // ([RetryAfter], Policy.ErrorPause) nothing is fetched: the error is then that of
 // the fetch before, and [PauseOf] tells for how long. Reset ends a pause.
 func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	return g.get(call{ctx: ctx, key: key, force: true, fetch: plain(fetch)})
+	return g.valueOf(g.engine.force(ctx, key, plain(fetch), false))
 }
 
 // Reload is to Refresh what Load is to Get.
 func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, force: true, telling: true, fetch: telling(fetch)}))
+	return g.resultOf(g.engine.force(ctx, key, telling(fetch), true))
 }
 
 // Peek returns what is stored, fresh or stale, and never fetches. Errors:
@@ -198,7 +207,7 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	if !r.Found || r.Entry.Kind != cache.Value {
 		return Result[V]{}, ErrMiss
 	}
-	value, err := e.unpack(key, r)
+	value, err := e.packer.unpack(key, r)
 	if err != nil {
 		return Result[V]{}, ErrMiss
 	}
@@ -222,7 +231,7 @@ func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string)
 	if err := checkTags(tags); err != nil {
 		return fmt.Errorf("guard: Set: %w", err)
 	}
-	entry, err := e.pack(&value)
+	entry, err := e.packer.pack(&value)
 	if err != nil {
 		return err
 	}

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
 	"github.com/stampedeguard/stampede/cache"
 )
 
@@ -49,31 +47,25 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 			}
 		}
 	}
-	m := &many{engine: g.engine, ctx: ctx, fetch: func(ctx context.Context, keys []string) (func(string) (any, bool), error) {
-		if fetch == nil {
-			panic(errNoFetch)
-		}
-		got, err := fetch(ctx, keys)
-		return func(key string) (any, bool) {
-			v, ok := got[key]
-			return &v, ok
-		}, err
-	}}
-	left := m.read(ask, func(key string, value any) { values[key] = g.shared(value) })
-	left = slices.DeleteFunc(left, func(w *wanted) bool { // asked for twice, and read once
+	c := &call{e: g.engine, ctx: ctx, fetch: many(fetch), maxAge: anyAge}
+	left := c.lookMany(ask, func(key string, value any) { values[key] = g.shared(value) })
+	left = slices.DeleteFunc(left, func(w *want) bool { // asked for twice, and served once
 		_, served := values[w.key]
 		return served
 	})
+	if len(left) > 0 {
+		c.resolve(left)
+	}
 	var failed map[string]error
-	for _, p := range m.pursue(left) {
-		switch err := p.o.err; {
+	for _, w := range left {
+		switch err := w.out.err; {
 		case err == nil:
-			values[p.key] = g.shared(p.o.value)
+			values[w.key] = g.shared(w.out.value)
 		case !errors.Is(err, ErrNotFound):
 			if failed == nil {
 				failed = map[string]error{}
 			}
-			failed[p.key] = err
+			failed[w.key] = err
 		}
 	}
 	if failed != nil {
@@ -82,149 +74,123 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 	return values, nil
 }
 
-// many is one call of GetMany.
-type many struct {
-	*engine
-	ctx   context.Context
-	fetch manyFetch
-
-	num          uint64 // the caller's, drawn when it first needs one
-	waited, soft *patience
-	waitOver     bool
-	softOver     bool
-	tickets      []ticket // by place, where there is a near cache
+// many is a fetch of many keys, for the engine.
+func many[V any](fetch func(context.Context, []string) (map[string]V, error)) fetchFunc {
+	return func(ctx context.Context, fills []*fill) {
+		if fetch == nil {
+			panic(errNoFetch)
+		}
+		keys := make([]string, len(fills))
+		for i, r := range fills {
+			keys[i] = r.key
+		}
+		values, err := fetch(ctx, keys)
+		failed := failureOf(err)
+		for _, r := range fills {
+			value, ok := values[r.key]
+			r.value, r.err = &value, failed.forKey(r.key, ok)
+		}
+	}
 }
 
-// A wanted is a key that what was read first doesn't serve.
-type wanted struct {
-	call
-	rd  read
-	t   ticket
-	o   *outcome // so far
-	low bool     // SoftTimeout was looked at
-
-	f      *flight
-	result <-chan singleflight.Result
-	m      *member // this call is its flight's first
-}
-
-// read serves what is stored and fresh, and returns what is left: each key once.
-func (m *many) read(keys []string, serve func(key string, value any)) []*wanted {
+// lookMany serves the keys that are stored and fresh. It returns the others, each once,
+// with what their read alone allows.
+func (c *call) lookMany(keys []string, serve func(key string, value any)) []*want {
 	if len(keys) == 0 {
 		return nil
 	}
-	if o := m.endedFor(m.ctx, nil); o != nil {
-		return m.distinct(keys, nil, func(w *wanted) { w.o = o })
+	e := c.e
+	left := wants{}
+	if o := e.endedFor(c.ctx, nil); o != nil {
+		for _, key := range keys {
+			left.add(&want{key: key, out: o})
+		}
+		return left.all
 	}
-	if m.near != nil {
-		m.tickets = make([]ticket, len(keys))
+	var tickets []ticket
+	decode := e.packer.coder.many()
+	if e.near != nil { // which would keep 64 values for the sake of one
+		decode = e.packer.coder.decode
+		tickets = make([]ticket, len(keys))
 		for i, key := range keys {
-			m.tickets[i] = m.near.ticket(key)
+			tickets[i] = e.near.ticket(key)
 		}
 	}
-	decode := m.coder.decode
-	if m.near == nil { // which would keep 64 values for the sake of one
-		decode = m.coder.many()
-	}
-	at := time.Now()
-	var reads []read // of what isn't served, by place
-	hits := 0
-	m.readUnjoined(keys, func(i int, r *cache.Reading, err error) {
-		if value := m.fresh(r, decode); value != nil {
+	at, hits := time.Now(), 0
+	c.readUnjoined(keys, func(i int, r *cache.Reading, err error) {
+		if value := e.fresh(r, decode); value != nil {
 			hits++
 			serve(keys[i], value)
-			if m.near != nil {
-				m.near.put(keys[i], m.tickets[i], value, r.Keep(), dueAt(&r.Entry, m.policy.Beta), at)
+			if e.near != nil {
+				e.near.put(keys[i], tickets[i], value, r.Keep(), dueAt(&r.Entry, e.policy.Beta), at)
 			}
 			return
 		}
-		if reads == nil {
-			reads = make([]read, len(keys))
+		w := &want{key: keys[i], rd: keep(r, err, at)}
+		if tickets != nil {
+			w.ticket = tickets[i]
 		}
-		reads[i] = kept(r, err, at)
+		left.add(w)
 	})
-	m.counters.redisHits.Add(uint64(hits))
-	if hits == len(keys) {
-		return nil
+	e.events.redisHits.Add(uint64(hits))
+	for _, w := range left.all {
+		if w.rd.none() { // it has a flight
+			w.out = &outcome{then: fetch}
+		} else if w.out = e.endedFor(c.ctx, w.rd.err); w.out == nil {
+			w.out = e.judge(w.key, w.rd)
+		}
 	}
-	return m.distinct(keys, reads, m.judgeFirst)
+	return left.all
 }
 
-// kept is a read whose reading was only lent.
-func kept(r *cache.Reading, err error, at time.Time) read {
-	if r != nil {
-		r = r.Keep()
-	}
-	return read{r, err, at}
+// wants are some keys of a call, each once.
+type wants struct {
+	all []*want
+	has map[string]struct{}
 }
 
-// distinct lists the keys that were read, or all, each once.
-func (m *many) distinct(keys []string, reads []read, begin func(w *wanted)) []*wanted {
-	seen := map[string]struct{}{}
-	var left []*wanted
-	for i, key := range keys {
-		if _, dup := seen[key]; dup || reads != nil && reads[i].at.IsZero() {
-			continue
-		}
-		seen[key] = struct{}{}
-		w := &wanted{call: call{ctx: m.ctx, key: key, fetch: m.fetch.one(key)}}
-		if m.tickets != nil {
-			w.t = m.tickets[i]
-		}
-		if reads != nil {
-			w.rd = reads[i]
-		}
-		begin(w)
-		left = append(left, w)
-	}
-	return left
-}
-
-// judgeFirst judges what was read, unless it wasn't: then the key has a flight.
-func (m *many) judgeFirst(w *wanted) {
-	if w.rd.none() {
-		w.rd, w.o = read{}, &outcome{then: fetch}
+func (ws *wants) add(w *want) {
+	if _, twice := ws.has[w.key]; twice {
 		return
 	}
-	m.judgeRead(w)
+	if ws.has == nil {
+		ws.has = map[string]struct{}{}
+	}
+	ws.has[w.key] = struct{}{}
+	ws.all = append(ws.all, w)
 }
 
-// fresh decodes what is fresh and not due to be refreshed; else it returns nil.
-func (m *many) fresh(r *cache.Reading, decode func([]byte) (any, error)) any {
-	if r == nil || decide(r, &m.policy) != serve || due(r, m.policy.Beta) {
+// fresh decodes an entry that is fresh and not due to be refreshed; else it returns
+// nil.
+func (e *engine) fresh(r *cache.Reading, decode func([]byte) (any, error)) any {
+	if r == nil || decide(r, &e.policy) != serve || due(r, e.policy.Beta) {
 		return nil
 	}
-	value, err := m.decode(r, decode)
+	value, err := e.packer.decode(r, decode)
 	if err != nil {
 		return nil
 	}
 	return value
 }
 
-// readUnjoined reads keys, but for those that have a flight: they are given to
-// each without a reading.
-func (m *many) readUnjoined(keys []string, each func(i int, r *cache.Reading, err error)) {
-	if m.flights.flying.Load() == 0 {
-		m.store.ReadMany(m.ctx, m.storePrefix(), keys, each)
+// readUnjoined reads the keys that have no flight. The others are given to each without
+// a reading.
+func (c *call) readUnjoined(keys []string, each func(i int, r *cache.Reading, err error)) {
+	e := c.e
+	if e.flights.flying[foreground].Load() == 0 {
+		e.readMany(c.ctx, keys, each)
 		return
 	}
 	var places []int
 	var ask []string
 	for i, key := range keys {
-		if m.flights.has(key) {
+		if e.flights.has(foreground, key) {
 			each(i, nil, nil)
 		} else {
 			places, ask = append(places, i), append(ask, key)
 		}
 	}
 	if len(ask) > 0 {
-		m.store.ReadMany(m.ctx, m.storePrefix(), ask, func(j int, r *cache.Reading, err error) { each(places[j], r, err) })
-	}
-}
-
-// judgeRead sets the outcome that the reading alone allows.
-func (m *many) judgeRead(w *wanted) {
-	if w.o = m.endedFor(m.ctx, w.rd.err); w.o == nil {
-		w.o = m.judge(w.rd, w.call)
+		e.readMany(c.ctx, ask, func(j int, r *cache.Reading, err error) { each(places[j], r, err) })
 	}
 }

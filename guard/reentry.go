@@ -12,7 +12,7 @@ import (
 type frame struct {
 	engine *engine
 	key    string
-	batch  *fetchKeys // in place of key, for one of many
+	keys   *fetchKeys // of the fetch, where it is one of several parts
 	outer  *frame
 	ended  atomic.Bool // the fetch returned; its context may live on
 }
@@ -33,27 +33,17 @@ func (c *framed) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-func enter(ctx context.Context, e *engine, key string) (context.Context, *frame) {
-	return enterFrame(&framed{Context: ctx, frame: frame{engine: e, key: key}})
-}
-
-// enterMany marks the fetch of a batch.
-func enterMany(ctx context.Context, e *engine, keys *fetchKeys) (context.Context, *frame) {
-	return enterFrame(&framed{Context: ctx, frame: frame{engine: e, batch: keys}})
-}
-
-func enterFrame(c *framed) (context.Context, *frame) {
-	c.outer, _ = c.Context.Value(frameKey{}).(*frame)
+// enter marks the context of a fetch: of one key, or of one part of several.
+func enter(ctx context.Context, e *engine, key string, keys *fetchKeys) (context.Context, *frame) {
+	c := &framed{Context: ctx, frame: frame{engine: e, key: key, keys: keys}}
+	c.outer, _ = ctx.Value(frameKey{}).(*frame)
 	return c, &c.frame
 }
 
 // holds reports whether a call for key from within would wait for the fetch
 // itself.
 func (f *frame) holds(key string) bool {
-	if f.batch != nil {
-		return f.batch.holds(key)
-	}
-	return f.key == key
+	return f.key == key || f.keys.holds(key)
 }
 
 // fetchKeys are the keys of a fetch that is one of several, which run one after
@@ -80,5 +70,5 @@ func within(ctx context.Context, e *engine, key string) bool {
 }
 
 func (e *engine) reentrant(key string) *outcome {
-	return &outcome{err: fmt.Errorf("%w: %s", ErrReentrant, e.about(key)), own: true}
+	return &outcome{err: fmt.Errorf("%w: %s", ErrReentrant, e.events.quote(key)), own: true}
 }

@@ -63,7 +63,7 @@ type Flight struct {
 // as long as it takes to list the flights.
 func (g *Guard[V]) Stats() Stats {
 	e := g.engine
-	c := &e.counters
+	c := &e.events.counters
 	s := Stats{
 		RedisHits: c.redisHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
 		Fetches: c.fetches.Load(), FetchErrors: c.fetchErrors.Load(), Refreshes: c.refreshes.Load(),
@@ -87,33 +87,8 @@ func (g *Guard[V]) Stats() Stats {
 		s.NearEvictions = e.near.evictions.Load()
 		s.NearEntries = e.near.values.EstimatedSize()
 	}
-	for _, fs := range e.allFlights() {
-		s.InFlight = append(s.InFlight, fs.list(fs == &e.refreshes, e.policy.HideKeys)...)
-	}
+	s.InFlight = e.flights.list(e.policy.HideKeys)
 	return s
-}
-
-// list describes the flights.
-func (fs *flights) list(background, hideKeys bool) []Flight {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	all := make([]Flight, 0, len(fs.live))
-	for key, f := range fs.live {
-		d := Flight{Key: key, Role: "asking", Age: time.Since(f.began)}
-		switch {
-		case background:
-			d.Role = "refreshing"
-		case f.fetchMoment != 0:
-			d.Role = "fetching"
-		case f.waiting.Load():
-			d.Role = "waiting"
-		}
-		if hideKeys {
-			d.Key = ""
-		}
-		all = append(all, d)
-	}
-	return all
 }
 
 type counters struct {
@@ -164,7 +139,7 @@ func (c *counters) served(o *outcome, ended bool) {
 		c.redisHits.Add(1)
 	case o.source == Stale:
 		c.stale.Add(1)
-	case o.source == Waited, o.waited:
+	case o.source == Waited, o.shared:
 		c.waited.Add(1)
 	default:
 		c.fetched.Add(1)

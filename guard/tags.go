@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 )
@@ -102,58 +101,25 @@ type stamping struct {
 	err   error
 }
 
-// mayCarryTags reports whether what the flight fetches may carry tags: what is
-// sure not to needs no stamp.
-func (p *pursuit) mayCarryTags() bool {
-	return len(p.policy.Tags) > 0 || p.tagsOf != nil || p.call.telling || p.known != nil && len(p.known.Entry.Tags) > 0
+// mayCarryTags reports whether a fetched value of the flight may carry tags. One that
+// is sure not to needs no stamp.
+func (l *leader) mayCarryTags(f *flight) bool {
+	return len(l.e.policy.Tags) > 0 || l.e.tagsOf != nil || l.told || f.known != nil && len(f.known.Entry.Tags) > 0
 }
 
-// beginStamp reads the clock beside the first acquire. Later ones are of flights
-// that wait, most of which will never fetch.
-func (p *pursuit) beginStamp() {
-	first := !p.asked
-	p.asked = true
-	if !first || !p.mayCarryTags() {
+// beginStamp reads the clock beside the first acquire. Later ones are of flights that
+// wait, most of which will never fetch.
+func (l *leader) beginStamp(fs []*flight) {
+	if l.stamping != nil || fs[0].heldMoment != 0 || !slices.ContainsFunc(fs, l.mayCarryTags) {
 		return
 	}
 	s := &stamping{done: make(chan struct{})}
-	p.stamping = s
-	ctx := p.ctx // the flight may go on with another
-	p.fs.wg.Go(func() {
+	l.stamping = s
+	ctx := l.ctx // which the leader may replace
+	l.e.flights.wg.Go(func() {
 		defer close(s.done)
-		s.stamp, s.err = p.store.Stamp(ctx)
+		s.stamp, s.err = l.e.store.Stamp(ctx)
 	})
-}
-
-// stamp is a stamp from before the fetch that is about to start. The one that was
-// read beside the first acquire will do if that was granted; a flight that has
-// waited reads another, or what was deleted meanwhile would spoil its fetch.
-func (p *pursuit) stamp() (cache.Stamp, error) {
-	if !p.mayCarryTags() {
-		return cache.Stamp{}, nil
-	}
-	if p.stamping == nil || p.watch != nil {
-		return p.store.Stamp(p.ctx)
-	}
-	<-p.stamping.done // bounded by the store
-	return p.stamping.stamp, p.stamping.err
-}
-
-// recheck reads the last value anew: it may have been deleted since it was read, and
-// neither would the lease tell, which was granted later, nor may the fetch be given
-// it. As the lease and the value's own stamp are older than this, what is deleted
-// later, by its key or by a tag, is found out by the fill.
-func (p *pursuit) recheck() {
-	if p.known == nil || !p.known.Found {
-		return
-	}
-	at := time.Now()
-	p.knownMoment = p.tick()
-	r, err := p.store.Read(p.ctx, p.storeKey(p.call.key))
-	if err != nil {
-		r = nil
-	}
-	p.known, p.knownAt = r, at
 }
 
 // errNoStamp: what was fetched can't be stored with its tags, as nobody knows

@@ -1,0 +1,351 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A leader takes the flights that one call is the first caller of to their outcomes.
+// It asks for their leases at once, fetches the keys whose lease it was granted, and
+// gives the leases back at once. A flight that has to wait for another holder goes on
+// by itself, with a leader of its own. One goroutine at a time runs a leader.
+type leader struct {
+	e        *engine
+	ctx      context.Context // ends with the guard; has the values of the caller's context
+	caller   context.Context // the call's own
+	fetch    fetchFunc
+	told     bool // the fetch is told the last value
+	flights  []*flight
+	turns    []*turn   // granted, in the order of the flights
+	stamping *stamping // the clock of tags, read beside the first acquire; nil: not
+}
+
+// newLeader returns a leader without flights.
+func (c *call) newLeader(kind flightKind) *leader {
+	values := c.ctx
+	if kind == background {
+		// No caller waits for it, and so neither does the fetch that it was started from.
+		values = context.WithValue(values, frameKey{}, (*frame)(nil))
+	}
+	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told}
+}
+
+// open makes a flight that the leader runs. rd is what its first caller has read.
+func (l *leader) open(kind flightKind, key string, number uint64, rd read) *flight {
+	p := &l.e.policy
+	f := &flight{
+		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(),
+		settled: make(chan struct{}), moved: make(chan struct{}),
+		readErr: rd.err, known: rd.reading, knownAt: rd.at, poll: firstPoll,
+		// No other caller may have what the first one read; whatever follows is later.
+		knownMoment: number + 1, unseen: number + 1,
+		ask: cache.Ask{
+			TTL: p.Lease, RenewFor: p.FetchTimeout + p.MaxBudgetWait,
+			MaxAttempts: max(p.MaxAttempts, 0), Window: p.Quarantine,
+		},
+	}
+	if rd.reading != nil {
+		f.ask.Seen = rd.reading.Seen
+	}
+	l.flights = append(l.flights, f)
+	return f
+}
+
+// start runs a leader of several flights on a goroutine of its own, which ends when
+// the last of its fetches is settled.
+func (l *leader) start() {
+	if len(l.flights) > 0 {
+		l.e.flights.wg.Go(func() { l.protect(l.run) }) // no flight has ended yet
+	}
+}
+
+// protect runs do. If it panics or exits its goroutine, as an Observer or a method of
+// the fetch's error may, the leases are released and the flights end.
+func (l *leader) protect(do func()) {
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		o := &outcome{err: ErrGoexit, moment: always}
+		if p := recover(); p != nil {
+			o = panicOutcome(p)
+		}
+		back := make([]cache.Return, 0, len(l.turns))
+		for _, t := range l.turns {
+			back = t.giveBack(back)
+		}
+		returnN(context.WithoutCancel(l.ctx), l.e.store, back)
+		for _, f := range l.flights {
+			if f.by == l {
+				f.settle(o)
+			}
+		}
+	}()
+	do()
+	returned = true
+}
+
+// part makes a flight go on by itself.
+func (l *leader) part(f *flight) {
+	own := *l
+	own.flights, own.turns, own.stamping = []*flight{f}, nil, nil
+	f.by = &own
+}
+
+// run takes several flights as far as they go together.
+func (l *leader) run() {
+	if l.flights[0].kind == local {
+		for _, f := range l.flights {
+			l.turns = append(l.turns, &turn{f: f, source: Fetched})
+		}
+		l.fetchTurns()
+		return
+	}
+	l.readForced()
+	var asked, away []*flight
+	for _, f := range l.flights {
+		if f.readErr != nil {
+			away = append(away, f)
+		} else {
+			asked = append(asked, f)
+		}
+	}
+	for i, a := range l.acquire(asked) {
+		f := asked[i]
+		switch ended := l.e.endedFor(l.ctx, a.Err); {
+		case ended != nil, a.Err == nil && a.Answer.Verdict != cache.Granted:
+			l.part(f)
+			f.next <- a
+		case a.Err != nil:
+			f.readErr = a.Err
+			away = append(away, f)
+		default:
+			l.grant(f, a.Answer.Lease)
+		}
+	}
+	l.goWithoutStore(away)
+	l.fetchTurns()
+}
+
+// readForced reads the keys of forced flights whose callers were to join a flight that
+// has ended since: an acquire that has seen no entry would return the one that is to be
+// replaced.
+func (l *leader) readForced() {
+	var unread []*flight
+	var keys []string
+	for _, f := range l.flights {
+		if f.kind == forced && f.known == nil && f.readErr == nil {
+			unread, keys = append(unread, f), append(keys, f.key)
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	at := time.Now()
+	l.e.readMany(l.ctx, keys, func(i int, r *cache.Reading, err error) {
+		rd, f := keep(r, err, at), unread[i]
+		f.readErr, f.known, f.knownAt = rd.err, rd.reading, rd.at
+		if rd.reading != nil {
+			f.ask.Seen = rd.reading.Seen
+		}
+	})
+}
+
+// runAlone takes the only flight of the leader to its outcome.
+func (l *leader) runAlone(f *flight) {
+	if f.kind == local {
+		l.turns = []*turn{{f: f, source: Fetched}}
+		l.fetchTurns()
+		return
+	}
+	l.readForced()
+	var a cache.Acquired
+	switch {
+	case f.readErr != nil:
+		a.Err = f.readErr
+	case f.known == nil:
+		a = l.acquireUnread(f)
+	default:
+		if f.known.Seen == "" {
+			l.e.foresight.met(false)
+		}
+		o, done := l.spare(f)
+		defer done()
+		if o != nil {
+			f.settle(o)
+			return
+		}
+		a = l.acquire(l.flights)[0]
+	}
+	l.pursue(f, a)
+}
+
+// pursue takes a flight from the answer to its acquire to its outcome.
+func (l *leader) pursue(f *flight, a cache.Acquired) {
+	for {
+		o := l.take(f, a)
+		switch {
+		case o != nil:
+			f.settle(o)
+			return
+		case len(l.turns) > 0:
+			l.fetchTurns()
+			return
+		}
+		a = l.acquire(l.flights)[0]
+	}
+}
+
+// acquire asks for the flights' leases, and reads the clock of tags beside the first
+// time.
+func (l *leader) acquire(fs []*flight) []cache.Acquired {
+	if len(fs) == 0 {
+		return nil
+	}
+	l.beginStamp(fs)
+	// With several parts, the last fetch starts when those before it have ended.
+	parts := time.Duration((len(fs) + l.e.policy.MaxBatch - 1) / l.e.policy.MaxBatch)
+	requests := make([]cache.Request, len(fs))
+	moment, sent := l.e.sequence.Add(1), time.Now()
+	for i, f := range fs {
+		f.moment, f.sent = moment, sent
+		f.ask.Suspect = f.suspect()
+		ask := f.ask
+		ask.RenewFor = min(ask.RenewFor, cache.MaxTTL/parts) * parts
+		ask.Window += ask.RenewFor - f.ask.RenewFor
+		requests[i] = cache.Request{Key: l.e.storeKey(f.key), Ask: ask}
+	}
+	return acquireN(l.ctx, l.e.store, requests)
+}
+
+// acquireUnread is acquire for a key that has not been read, as it was expected to be
+// absent. Where no answer comes a read may still help: some servers carry out no
+// scripts for a while and serve what is stored.
+func (l *leader) acquireUnread(f *flight) cache.Acquired {
+	f.ask.Once = true
+	a := l.acquire(l.flights)[0]
+	f.ask.Once = false
+	l.e.events.unread.Add(1)
+	found := a.Err == nil && a.Answer.Verdict == cache.HasEntry
+	if found {
+		l.e.events.misled.Add(1)
+	}
+	l.e.foresight.met(a.Err != nil || found)
+	switch {
+	case a.Err != nil && l.e.endedFor(l.ctx, a.Err) == nil:
+		f.moment, f.sent = l.e.sequence.Add(1), time.Now()
+		r, err := l.e.store.Read(l.ctx, l.e.storeKey(f.key))
+		if err != nil {
+			return cache.Acquired{Err: err}
+		}
+		return cache.Acquired{Answer: cache.Answer{Verdict: cache.HasEntry, Reading: r}}
+	case a.Err == nil && a.Answer.Verdict == cache.Granted:
+		f.lend(&cache.Reading{})
+	}
+	return a
+}
+
+// take acts on an answer. It returns an outcome, or adds a turn to the leader's; if it
+// does neither, it is time to ask again.
+func (l *leader) take(f *flight, a cache.Acquired) *outcome {
+	if o := l.e.endedFor(l.ctx, a.Err); o != nil {
+		if a.Answer.Verdict == cache.Granted {
+			_ = l.e.store.Release(context.WithoutCancel(l.ctx), a.Answer.Lease)
+		}
+		return closedOutcome()
+	}
+	switch {
+	case a.Err != nil:
+		return l.withoutStore(f, a.Err)
+	case a.Answer.Verdict == cache.Granted:
+		l.grant(f, a.Answer.Lease)
+		return nil
+	}
+	o := f.heed(&a.Answer)
+	if o == nil && a.Answer.Verdict == cache.Held {
+		o = f.wait(l.ctx, &a.Answer)
+	}
+	return o
+}
+
+// grant adds a turn under a lease.
+func (l *leader) grant(f *flight, lease *cache.Lease) {
+	f.won.Store(true)
+	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
+}
+
+// withoutStore is take for a flight that got no answer from the store.
+func (l *leader) withoutStore(f *flight, why error) *outcome {
+	if errors.Is(why, cache.ErrClosed) {
+		return closedOutcome()
+	}
+	if f.kind == background || l.e.policy.WhenUnavailable == FailClosed {
+		return &outcome{err: unavailable(why), own: true, moment: always}
+	}
+	leave := l.e.waitForSlot(l.ctx, func() bool { return l.e.flights.deserted(f) })
+	if leave == nil {
+		return l.e.noSlot()
+	}
+	l.goUnguarded(f, leave, why)
+	return nil
+}
+
+// goWithoutStore starts another leader for the flights that got no answer from the
+// store: they may have to wait for a slot, while leases are held here.
+func (l *leader) goWithoutStore(away []*flight) {
+	if len(away) == 0 {
+		return
+	}
+	other := *l
+	other.flights, other.turns, other.stamping = nil, nil, nil
+	for _, f := range away {
+		f.by = &other
+		switch {
+		case errors.Is(f.readErr, cache.ErrClosed):
+			f.settle(closedOutcome())
+		case f.kind == background || l.e.policy.WhenUnavailable == FailClosed:
+			f.settle(&outcome{err: unavailable(f.readErr), own: true, moment: always})
+		default:
+			other.flights = append(other.flights, f)
+		}
+	}
+	if len(other.flights) == 0 {
+		return
+	}
+	l.e.flights.wg.Go(func() {
+		other.protect(func() {
+			leave := l.e.waitForSlot(l.ctx, other.deserted)
+			if leave == nil {
+				for _, f := range other.flights {
+					f.settle(l.e.noSlot())
+				}
+				return
+			}
+			for _, f := range other.flights {
+				other.goUnguarded(f, leave, f.readErr)
+			}
+			other.fetchTurns()
+		})
+	})
+}
+
+// goUnguarded adds a turn without a lease. leave gives its slot back.
+func (l *leader) goUnguarded(f *flight, leave func(), why error) {
+	f.won.Store(true)
+	l.turns = append(l.turns, &turn{f: f, source: UnguardedFetch, leave: leave})
+	l.e.events.report(cache.Unguarded, Event{Key: f.key, Err: why})
+}
+
+// deserted reports whether no caller waits for any of the flights.
+func (l *leader) deserted() bool {
+	for _, f := range l.flights {
+		if !l.e.flights.deserted(f) {
+			return false
+		}
+	}
+	return true
+}

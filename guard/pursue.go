@@ -1,0 +1,192 @@
+package guard
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// How a waiting flight looks at its holder besides being woken: every 50 ms at first,
+// slowing down to 250 ms, and once more 50 ms after a look that found the holder
+// unwatched, as a slot that has just moved looks the same once.
+const (
+	firstPoll  = 50 * time.Millisecond
+	lastPoll   = 250 * time.Millisecond
+	secondLook = 50 * time.Millisecond
+)
+
+// suspect is the holder to be taken over, if it looked unwatched long enough ago.
+func (f *flight) suspect() cache.Token {
+	if f.unwatched.IsZero() || time.Since(f.unwatched) < secondLook {
+		return cache.Token{}
+	}
+	return f.ask.LastHeld
+}
+
+// heed returns the outcome that an answer brings. Without one the flight waits if it
+// was answered "held", and otherwise asks again.
+func (f *flight) heed(a *cache.Answer) *outcome {
+	if a.Verdict != cache.Quarantined {
+		f.suspicious = false
+	}
+	switch a.Verdict {
+	case cache.HasEntry:
+		return f.stored(a.Reading)
+	case cache.Failed:
+		return &outcome{err: decodeFailure(a.Failure, &f.e.policy), moment: f.heldMoment}
+	case cache.Paused:
+		err := decodeFailure(a.Failure, &f.e.policy)
+		err.RetryAfter = a.TTL
+		f.e.events.report(cache.KeyPaused, Event{Key: f.key, Duration: a.TTL, Err: err})
+		return &outcome{err: err, moment: f.moment}
+	case cache.Quarantined:
+		return f.quarantined(a.TTL)
+	}
+	f.held(a)
+	return nil
+}
+
+// stored judges an entry that was stored meanwhile, or that no caller had read. If it
+// can't be served the flight asks again.
+func (f *flight) stored(r *cache.Reading) *outcome {
+	f.known, f.knownAt, f.knownMoment = r, f.sent, f.moment
+	f.ask.Seen = r.Seen
+	o := f.e.judge(f.key, read{reading: r, at: f.sent})
+	if o.then == fetch {
+		f.lend(r)
+		f.unseen = f.moment
+		return nil
+	}
+	o.moment = f.moment
+	if f.kind == forced {
+		o.moment = f.unseen // a later caller wants a value that was not stored yet when it came
+	}
+	if f.watch != nil && o.stored && o.source == FromRedis {
+		o.source = Waited
+	}
+	return o
+}
+
+// quarantined believes a quarantine when it is answered twice: processes that looked
+// dead may have been reconnecting.
+func (f *flight) quarantined(left time.Duration) *outcome {
+	if !f.suspicious {
+		f.suspicious = true
+		_ = sleep(f.by.ctx, secondLook)
+		return nil
+	}
+	f.e.events.report(cache.KeyQuarantined, Event{Key: f.key, Duration: left})
+	return &outcome{
+		err: fmt.Errorf("%w: %d processes died fetching %s; lifted in %v, or by Reset or Set",
+			ErrQuarantined, f.e.policy.MaxAttempts, f.e.events.quote(f.key), left),
+		own:    true,
+		moment: f.moment,
+	}
+}
+
+// held takes note of the holder.
+func (f *flight) held(a *cache.Answer) {
+	f.heldMoment, f.unseen = f.moment, f.moment
+	if a.Holder != f.ask.LastHeld {
+		f.unwatched = time.Time{}
+		f.e.events.report(cache.LeaseHeld, Event{Key: f.key, Token: a.Holder, Duration: a.TTL})
+	}
+	f.ask.LastHeld = a.Holder
+	switch {
+	case !a.Unwatched:
+		f.unwatched = time.Time{}
+	case f.unwatched.IsZero():
+		f.unwatched = time.Now()
+	}
+}
+
+// wait returns when there is reason to ask again, or with the outcome that a wake-up
+// brought.
+func (f *flight) wait(ctx context.Context, a *cache.Answer) *outcome {
+	if f.watch == nil {
+		f.waitSince = time.Now()
+		f.waiting.Store(true)
+		f.e.events.report(cache.WaitBegan, Event{Key: f.key, Token: a.Holder})
+		f.watch = f.e.store.Watch(f.e.storeKey(f.key))
+	}
+	// A quarter of jitter, so that the waiters of a fleet do not look in step.
+	d := f.poll - time.Duration(rand.Int64N(int64(f.poll/4)))
+	if !f.unwatched.IsZero() {
+		d = min(d, secondLook)
+	}
+	timer := time.NewTimer(min(d, a.TTL+time.Millisecond))
+	defer timer.Stop()
+	select {
+	case m := <-f.watch.C:
+		return f.woken(m)
+	case <-timer.C:
+		f.poll = min(f.poll*3/2, lastPoll)
+	case <-ctx.Done():
+		return closedOutcome()
+	}
+	if f.e.flights.deserted(f) {
+		return retryOutcome() // for a caller that joins at this very moment
+	}
+	return nil
+}
+
+// woken takes in a wake-up and those queued behind it. Only a message about the token
+// last answered "held" decides: any other may be about a lease that was over before
+// this flight's callers came. All others are reasons to ask again.
+func (f *flight) woken(m cache.Message) *outcome {
+	for {
+		if m.Token == f.ask.LastHeld {
+			if o := f.told(m); o != nil {
+				return o
+			}
+		}
+		select {
+		case m = <-f.watch.C:
+		default:
+			return nil
+		}
+	}
+}
+
+// told is the outcome that a message about the holder brings.
+func (f *flight) told(m cache.Message) *outcome {
+	switch m.Signal {
+	case cache.FailedSignal:
+		return &outcome{err: decodeFailure(m.Body, &f.e.policy), moment: f.heldMoment}
+	case cache.Filled:
+		r := m.Reading()
+		if !r.Found {
+			return nil // too large to ride in the message: asking again returns it
+		}
+		if len(r.Entry.Tags) > 0 {
+			return nil // one may have been deleted before the entry was stored: asking again tells
+		}
+		switch {
+		case r.Entry.Kind == cache.Negative:
+			return &outcome{err: ErrNotFound, entry: r, moment: f.heldMoment}
+		case r.Entry.Kind == cache.Bypass && r.Entry.Flags&cache.FlagTooLarge != 0:
+			return &outcome{then: fetchLocal, moment: f.heldMoment}
+		case r.Entry.Kind == cache.Bypass:
+			return &outcome{then: fetchAlone, moment: f.heldMoment}
+		}
+		if value, err := f.e.packer.decode(r, f.e.packer.coder.decode); err == nil {
+			return &outcome{value: value, source: Waited, stored: true, entry: r, at: time.Now(), moment: f.heldMoment}
+		}
+	}
+	return nil
+}
+
+// sleep waits for d or for the end of ctx, and returns the context's error.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

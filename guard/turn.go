@@ -1,0 +1,278 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A turn is the right to fetch one key: under a lease, or without one, and then the
+// result is not stored.
+type turn struct {
+	f       *flight
+	lease   *cache.Lease // nil: none
+	source  Source       // of the value, for the caller that fetches
+	leave   func()       // gives back the slot of an unguarded fetch; nil: there is none
+	part    *part
+	start   uint64 // sequence number of the fetch's start
+	dropped atomic.Bool
+	settled bool
+}
+
+// drop is called when no caller can use the turn's result any more. A fetch all of
+// whose turns are dropped is cancelled.
+func (t *turn) drop() {
+	if t.dropped.CompareAndSwap(false, true) && t.part.wanted.Add(-1) == 0 {
+		close(t.part.unwanted)
+	}
+}
+
+// lost is called, on a goroutine of its own, when the lease is gone while it should
+// still be held.
+func (t *turn) lost() {
+	e := t.f.e
+	e.flights.supersede(t.f, t.drop)
+	defer func() { _ = recover() }() // of an Observer: it costs the flight nothing
+	e.events.report(cache.LeaseLost, Event{Key: t.f.key, Token: t.lease.Token, Attempt: t.lease.Attempt})
+}
+
+func (t *turn) reportGrant() {
+	kind := cache.LeaseGranted
+	if t.lease.TakenOver {
+		kind = cache.LeaseTakenOver
+	}
+	t.f.e.events.report(kind, Event{Key: t.f.key, Token: t.lease.Token, Attempt: t.lease.Attempt})
+}
+
+// giveBack adds the release of a turn that is not settled.
+func (t *turn) giveBack(back []cache.Return) []cache.Return {
+	if t.settled || t.lease == nil {
+		return back
+	}
+	t.settled = true
+	return append(back, cache.Return{Lease: t.lease})
+}
+
+// An ending is how a turn ends: what becomes of its lease, and the outcome of its
+// flight if that is carried out. If it is not, only callers that joined before the
+// fetch started get the outcome.
+type ending struct {
+	t      *turn
+	back   cache.Return // a Return without entry and failure releases the lease
+	out    *outcome
+	start  uint64 // callers from this sequence number on can't use a result that was not stored
+	tagged bool   // the value carries tags, stored or not
+}
+
+// settle gives the leases back and ends the flights.
+func (l *leader) settle(ends []ending) {
+	ctx := context.WithoutCancel(l.ctx)
+	back := make([]cache.Return, 0, len(ends))
+	for i := range ends {
+		t := ends[i].t
+		t.settled = true
+		if ends[i].back.Lease = t.lease; t.lease != nil {
+			back = append(back, ends[i].back)
+		}
+	}
+	var done []cache.Returned
+	if len(back) > 0 {
+		done = returnN(ctx, l.e.store, back)
+	}
+	var refused []cache.Return
+	for i, d := range done {
+		if errors.Is(d.Err, cache.ErrRefused) && (back[i].Entry != nil || back[i].Failed) {
+			// The server is full, say: it takes the lease back all the same.
+			refused = append(refused, cache.Return{Lease: back[i].Lease})
+		}
+	}
+	if len(refused) > 0 {
+		returnN(ctx, l.e.store, refused)
+	}
+	for i := range ends {
+		if ends[i].t.lease != nil {
+			ends[i].returned(done[0])
+			done = done[1:]
+		}
+		ends[i].t.f.settle(ends[i].out)
+	}
+}
+
+// returned completes the outcome with the answer to giving the lease back.
+func (end *ending) returned(done cache.Returned) {
+	o, entry, f := end.out, end.back.Entry, end.t.f
+	if !done.OK && (entry != nil || end.back.Failed) {
+		o.moment = end.start
+	}
+	if entry == nil {
+		return
+	}
+	ev := Event{Key: f.key, Token: end.t.lease.Token, Size: len(entry.Payload), Err: done.Err}
+	if !done.OK {
+		f.e.events.report(cache.FillRefused, ev)
+		if errors.Is(done.Err, cache.ErrInvalidated) {
+			f.e.events.invalidated.Add(1)
+		}
+		return
+	}
+	f.e.events.report(cache.FillStored, ev)
+	o.stored = entry.Kind != cache.Bypass
+	if !o.stored && end.tagged || entry.Flags&cache.FlagExpired != 0 {
+		// It was not checked whether a tag was deleted since the fetch began; or one was
+		// expired since.
+		o.moment = end.start
+	}
+	if entry.Kind == cache.Value {
+		o.entry = &cache.Reading{Entry: *entry, Found: true, Left: entry.TTL}
+	}
+}
+
+// end decides how a turn ends after its fetch. The outcome's moment is now: the lease
+// is given back next.
+func (t *turn) end(r *fill) ending {
+	f, e := t.f, t.f.e
+	end := ending{t: t, start: t.start, tagged: len(r.tags) > 0}
+	switch {
+	case r.err != nil && e.ctx.Err() != nil:
+		if t.lease != nil {
+			e.events.report(cache.LeaseReleased, Event{Key: f.key, Token: t.lease.Token})
+		}
+		end.out = closedOutcome()
+		return end
+	case r.unwanted, errors.Is(r.err, errNotWanted):
+		// The fetch was ended by the loss of its lease: a loss, not a failure. To release
+		// the lease strikes its attempt from the record, and frees the key if the loss was
+		// believed too early.
+		end.out = retryOutcome()
+		return end
+	case errors.Is(r.err, ErrNotModified) && r.staleReading != nil:
+		end.renew(r)
+	case errors.Is(r.err, ErrNotModified):
+		r.err = fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err)
+		end.fail(r.err)
+	case errors.Is(r.err, ErrNotFound) && r.private:
+		end.store(nil, r, &outcome{err: r.err, private: true})
+	case errors.Is(r.err, ErrNotFound) && e.policy.Negative != Off:
+		pause, _ := PauseOf(r.err)
+		d := min(max(e.policy.Negative, pause), cache.MaxTTL)
+		end.store(&cache.Entry{Kind: cache.Negative, TTL: d, FreshFor: d}, r, &outcome{err: r.err})
+	case r.err != nil:
+		end.fail(r.err)
+	default:
+		end.store(nil, r, &outcome{value: r.value, private: r.private})
+	}
+	return end
+}
+
+// store is the end of a turn that brought a value, or knows that there is none. All
+// callers that joined before now share the outcome if the entry is stored; nil stands
+// for that of the fetched value.
+func (end *ending) store(entry *cache.Entry, r *fill, o *outcome) {
+	t, e := end.t, end.t.f.e
+	end.out = o
+	if o.err == nil {
+		o.source = t.source
+	}
+	if t.lease == nil {
+		o.moment = end.start
+		return
+	}
+	o.moment, o.at = e.sequence.Add(1), time.Now()
+	if entry == nil {
+		entry = t.f.entryOf(r)
+	}
+	entry.Took = r.took
+	if entry.Kind != cache.Bypass && entry.Tags == nil {
+		entry.Tags = e.storeTags(r.tags)
+	}
+	end.back.Entry = entry
+	if len(entry.Tags) == 0 {
+		return
+	}
+	p := t.part
+	if p.stampErr != nil || p.stamp == (cache.Stamp{}) {
+		e.events.report(cache.FillRefused, Event{
+			Key: t.f.key, Token: t.lease.Token, Size: len(entry.Payload), Err: errors.Join(errNoStamp, p.stampErr),
+		})
+		o.moment = end.start
+		end.back.Entry = nil
+		return
+	}
+	renewed := entry.Stamp
+	if entry.Stamp = p.stamp; renewed.Epoch != (cache.Epoch{}) {
+		// A tag's deletion may have drawn its number before this stamp was read, and be
+		// recorded after the value was: it is found by the value's own stamp.
+		entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = renewed.Epoch, renewed.N, p.stamp.N
+	}
+}
+
+// renew stores the stale value for another TTL, as the upstream said that it is good:
+// unless it is private from now on.
+func (end *ending) renew(r *fill) {
+	f, e := end.t.f, end.t.f.e
+	end.start = min(end.start, f.knownMoment) // a later caller may have come after a Delete of it
+	o := &outcome{value: r.stale, private: r.private}
+	if r.private || end.t.lease == nil {
+		end.store(nil, r, o)
+		return
+	}
+	old := &r.staleReading.Entry
+	tags := distinct(slices.Concat(e.storeTags(r.tags), old.Tags))
+	if len(tags) > maxTags {
+		end.fail(fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
+		return
+	}
+	entry := &cache.Entry{
+		Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | r.staleUse.flags(), Payload: old.Payload,
+		Tags: tags, Stamp: old.Stamp,
+	}
+	entry.FreshFor, entry.TTL = lifetime(r, &e.policy)
+	end.store(entry, r, o)
+}
+
+// fail is the end of a turn whose fetch failed. The key is paused if the fetch asked
+// for that, or if callers have an entry to live on: a stale one, or one that was to be
+// refreshed early.
+func (end *ending) fail(cause error) {
+	t, f, e := end.t, end.t.f, end.t.f.e
+	end.out = &outcome{err: cause}
+	if t.lease == nil {
+		end.out.moment = end.start
+		// Each of the callers that share it would repeat a failure.
+		return
+	}
+	pause, asked := PauseOf(cause)
+	if exhausted := (*ExhaustedError)(nil); !asked && errors.As(cause, &exhausted) {
+		asked = true // for no pause: the budget is exhausted and not the key, and remembers it better
+	}
+	waited := time.Since(f.knownAt)
+	livesOn := servableIfError(f.known, waited) || f.kind == background && f.known != nil && f.known.Fresh()
+	if livesOn && !asked && e.policy.ErrorPause != Off {
+		// It ends with the entry that callers live on meanwhile.
+		pause = min(errorPause(&e.policy, t.lease.Failures), livedOn(f.known, waited, e.maskable(end.out), &e.policy))
+	}
+	pause = min(pause, cache.MaxTTL)
+	end.back = cache.Return{Failed: true, Failure: encodeFailure(cause, pause, &e.policy), Pause: pause}
+	end.out.moment = e.sequence.Add(1)
+}
+
+// entryOf is the entry of a fetched value, or a marker where it can't be stored.
+func (f *flight) entryOf(r *fill) *cache.Entry {
+	p := &f.e.policy
+	if r.private {
+		return &cache.Entry{Kind: cache.Bypass, TTL: p.Bypass, FreshFor: p.Bypass}
+	}
+	// MaxBytes bounds the encoded value; a compressed one may be smaller or equal.
+	if size := len(r.entry.Payload); size > p.MaxBytes {
+		f.e.events.report(cache.FillTooLarge, Event{Key: f.key, Size: size})
+		return &cache.Entry{Kind: cache.Bypass, Flags: cache.FlagTooLarge, TTL: p.Bypass, FreshFor: p.Bypass}
+	}
+	r.entry.FreshFor, r.entry.TTL = lifetime(r, p)
+	r.entry.Flags |= r.staleUse.flags()
+	return r.entry
+}
