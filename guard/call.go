@@ -16,11 +16,13 @@ import (
 // A call is one call of Get, Load, GetMany or LoadMany: its caller waits in it until
 // each key has an outcome. One goroutine uses it.
 type call struct {
-	e      *engine
-	ctx    context.Context
-	fetch  fetchFunc
-	told   bool          // the fetch is told the last value
-	maxAge time.Duration // of a stored entry that the caller accepts; anyAge: whatever the policy does
+	e         *engine
+	ctx       context.Context
+	fetch     fetchFunc
+	told      bool            // the fetch is told the last value
+	maxAge    time.Duration   // of a stored entry that the caller accepts; anyAge: whatever the policy does
+	steps     bool            // instead of fetch: the caller fetches by itself, with a turn
+	refreshed func(*openTurn) // instead of fetch: refreshes in the background; nil: there are none
 
 	number   uint64 // sequence number, drawn when it is first needed
 	wait     timer  // WaitTimeout
@@ -42,7 +44,8 @@ type want struct {
 	f       *flight
 	result  <-chan singleflight.Result
 	first   bool
-	offered bool // the stale value was considered at SoftTimeout
+	offer   *offer // of a turn, to a call that fetches in steps; nil: none
+	offered bool   // the stale value was considered at SoftTimeout
 }
 
 // A read is what a caller has read, and when. The zero read is none.
@@ -87,29 +90,21 @@ func (c *call) resolve(all []*want) {
 	c.finish(all)
 }
 
-// kind is that of the flights the call joins.
-func (c *call) kind() flightKind {
-	if c.maxAge != anyAge {
+func (c *call) kind() flightKind { return kindFor(c.maxAge) }
+
+// kindFor is the kind of flights that a caller joins.
+func kindFor(maxAge time.Duration) flightKind {
+	if maxAge != anyAge {
 		return forced
 	}
 	return foreground
-}
-
-// accepts reports whether the outcome of a read is fresh enough for this caller.
-func (c *call) accepts(o *outcome) bool {
-	return c.maxAge == anyAge || o.entry != nil && c.maxAge > 0 && o.entry.Age <= c.maxAge
 }
 
 // readAgain reads and judges the keys that have to retry.
 func (c *call) readAgain(ws []*want) {
 	c.read(ws)
 	for _, w := range ws {
-		if w.out = c.e.endedFor(c.ctx, w.rd.err); w.out != nil {
-			continue
-		}
-		if w.out = c.e.judge(w.key, w.rd); w.out.then == serve && !c.accepts(w.out) {
-			w.out = &outcome{then: fetch}
-		}
+		c.e.judgeFor(c.ctx, c.maxAge, w)
 	}
 }
 
@@ -175,6 +170,10 @@ func (c *call) outside(ws []*want) []*want {
 func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	l := c.newLeader(kind)
 	solo := len(ws) == 1
+	if c.steps {
+		ws[0].offer = newOffer()
+		l.offer = ws[0].offer
+	}
 	for _, w := range ws {
 		w.f, w.result, w.first = c.e.flights.join(kind, w.key, number, func() *flight {
 			f := l.open(kind, w.key, number, w.rd)
@@ -193,6 +192,11 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 			continue
 		}
 		w.out = c.await(kind, w, ws[i:], number)
+		if c.steps && w.out.turn == nil {
+			if t := w.offer.leave(); t != nil { // given at this very moment
+				t.release()
+			}
+		}
 		c.e.flights.leave(w.f, number)
 	}
 }
@@ -203,6 +207,10 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 func (c *call) await(kind flightKind, w *want, rest []*want, number uint64) *outcome {
 	e := c.e
 	var moved <-chan struct{} = w.f.moved
+	var turn <-chan *openTurn
+	if w.offer != nil {
+		turn = w.offer.turn
+	}
 	for {
 		select {
 		case res := <-w.result:
@@ -227,6 +235,8 @@ func (c *call) await(kind flightKind, w *want, rest []*want, number uint64) *out
 			if o, moved = e.flights.afterMove(w.f, number); o != nil {
 				return o
 			}
+		case t := <-turn:
+			return &outcome{turn: t, source: Fetched}
 		case <-c.ctx.Done():
 			return &outcome{err: context.Cause(c.ctx)}
 		case <-c.soft.over():
@@ -314,6 +324,9 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 	for i, w := range ws {
 		index[w.key] = i / e.policy.MaxBatch
 	}
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(e.ctx, func() { cancel(ErrClosed) })()
 	for n := 0; len(ws) > 0; n++ {
 		some := ws[:min(len(ws), e.policy.MaxBatch)]
 		if o := e.endedFor(c.ctx, nil); o != nil { // else all parts that are left would run at once
@@ -329,12 +342,17 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 			fills[i].token = randomToken()
 			preset(w, fills[i])
 		}
-		paid, err := c.payAlone(some[0].key)
-		if err != nil {
-			fills = e.givenUp(fills, err, false)
-		} else {
+		paid, err := e.payAlone(ctx, some[0].key)
+		switch {
+		case err != nil:
+			fills = e.givenUp(fills, err)
+		case c.steps:
 			fills[0].cost = paid.cost
-			fills = e.runFetch(c.ctx, c.fetch, fills, &fetchKeys{index, n}, paid.expense, e.ctx.Done())
+			some[0].out = &outcome{turn: e.openTurn(c.ctx, nil, nil, fills[0], paid.expense), source: source}
+			continue
+		default:
+			fills[0].cost = paid.cost
+			fills = e.runFetch(ctx, c.fetch, fills, &fetchKeys{index, n}, paid.expense)
 		}
 		for i, r := range fills {
 			some[i].out = &outcome{value: r.value, err: r.err, source: source}
@@ -370,6 +388,9 @@ func (c *call) finish(all []*want) {
 	ended := c.ctx.Err() != nil
 	for _, w := range all {
 		e.events.served(w.out, ended)
+		if w.out.turn != nil {
+			continue
+		}
 		if w.out.refresh != nil {
 			e.reportStale(w.key, w.out)
 			stale = append(stale, w)
@@ -382,11 +403,12 @@ func (c *call) finish(all []*want) {
 // refresh starts a background flight for each key that has none.
 func (c *call) refresh(ws []*want) {
 	e := c.e
-	if len(ws) == 0 || e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
+	if len(ws) == 0 || c.steps && c.refreshed == nil || e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
 		return // or each stale hit would ask for a lease to be told so
 	}
 	ws = slices.DeleteFunc(ws, func(w *want) bool { return e.flights.has(background, w.key) })
 	l := c.newLeader(background)
+	l.refresh = c.refreshed
 	solo := len(ws) == 1
 	var joined []*flight
 	for _, w := range ws {

@@ -48,66 +48,54 @@ func (e *engine) storeKey(key string) string { return e.storePrefix() + key }
 // storePrefix stands in front of all of them.
 func (e *engine) storePrefix() string { return e.name + ":" }
 
-// look serves a key from the store, if that takes no waiting. Otherwise it returns a
-// want for [call.resolve] and no outcome, or one that only needs its refresh.
-func (e *engine) look(ctx context.Context, key string) (w want, done bool) {
-	w.key = key
+// get is one call for one key. A call that has to wait or fetch is made by slow.
+func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow func() *call) *outcome {
+	w := want{key: key}
 	if w.out = e.endedFor(ctx, nil); w.out != nil {
 		e.events.served(w.out, ctx.Err() != nil)
-		return w, true
+		return w.out
 	}
 	if e.near != nil {
 		w.ticket = e.near.ticket(key)
 	}
+	number := uint64(0)
+	if maxAge != anyAge {
+		number = e.sequence.Add(1) // before the read: an entry that is stored later is new to this call
+	}
+	if e.look(ctx, maxAge, &w); w.out.then == serve && w.out.refresh == nil {
+		e.events.served(w.out, ctx.Err() != nil)
+		e.keepNear(key, w.ticket, w.out)
+		return w.out
+	}
+	c, slowly := slow(), w // w itself would be allocated for hits, too
+	c.e, c.ctx, c.maxAge, c.number = e, ctx, maxAge, number
+	c.resolve([]*want{&slowly})
+	return slowly.out
+}
+
+// look sets the outcome that a read alone allows.
+func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
+	kind := kindFor(maxAge)
 	// While the key has a flight a new caller joins it unread: the sharing rule decides
 	// whether its outcome will do, and commands do not grow with callers. Nor is a key
 	// read that is expected to be absent.
-	if e.flights.has(foreground, key) || e.expectsMiss(ctx, key) {
+	if e.flights.has(kind, w.key) || kind == foreground && e.expectsMiss(ctx, w.key) {
 		w.out = &outcome{then: fetch}
-		return w, false
+		return
 	}
-	w.rd = e.read(ctx, key)
-	if w.out = e.endedFor(ctx, w.rd.err); w.out == nil {
-		w.out = e.judge(key, w.rd)
-	}
-	if w.out.then != serve || w.out.refresh != nil {
-		return w, false
-	}
-	e.events.served(w.out, ctx.Err() != nil)
-	e.keepNear(key, w.ticket, w.out)
-	return w, true
+	w.rd = e.read(ctx, w.key)
+	e.judgeFor(ctx, maxAge, w)
 }
 
-// lookForced reads a key for a call that accepts an entry only up to its maxAge. The
-// call's number is drawn before: an entry that is stored later is new to it.
-func (c *call) lookForced(key string) *want {
-	e, w := c.e, &want{key: key}
-	if e.near != nil {
-		w.ticket = e.near.ticket(key)
+// judgeFor sets the outcome that a want's read allows for a caller with that maxAge.
+func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
+	if w.out = e.endedFor(ctx, w.rd.err); w.out != nil {
+		return
 	}
-	c.number = e.sequence.Add(1)
-	w.out = &outcome{then: fetch}
-	if e.flights.has(forced, key) {
-		return w
+	w.out = e.judge(w.key, w.rd)
+	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
+		w.out = &outcome{then: fetch}
 	}
-	w.rd = e.read(c.ctx, key)
-	if o := e.endedFor(c.ctx, w.rd.err); o != nil {
-		w.out = o
-	} else if o := e.judge(key, w.rd); o.then == serve && o.err == nil && c.accepts(o) || o.then == fetchAlone || o.then == fetchLocal {
-		w.out = o
-	}
-	return w
-}
-
-// force is a call that accepts no stored entry.
-func (e *engine) force(ctx context.Context, key string, f fetchFunc, told bool) *outcome {
-	c := &call{e: e, ctx: ctx, fetch: f, told: told}
-	w := &want{key: key, out: e.endedFor(ctx, nil)}
-	if w.out == nil {
-		w = c.lookForced(key)
-	}
-	c.resolve([]*want{w})
-	return w.out
 }
 
 func (e *engine) read(ctx context.Context, key string) read {

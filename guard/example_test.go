@@ -298,7 +298,7 @@ func ExampleGuard_Expire() {
 
 // Refresh fetches though the stored value is fresh; everybody else is served that
 // meanwhile.
-func ExampleGuard_Refresh() {
+func ExampleMaxAge() {
 	store := exampleStore()
 	defer store.Close()
 	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{TTL: time.Minute})
@@ -313,10 +313,8 @@ func ExampleGuard_Refresh() {
 		price += 0.01
 		return Quote{"EURUSD", price}, nil
 	}
-	for _, get := range []func(context.Context, string, guard.FetchFunc[Quote]) (Quote, error){
-		quotes.Get, quotes.Get, quotes.Refresh, quotes.Get,
-	} {
-		q, err := get(ctx, "EURUSD", askVendor)
+	for _, opts := range [][]guard.CallOption{nil, nil, {guard.MaxAge(0)}, nil} {
+		q, err := quotes.Get(ctx, "EURUSD", askVendor, opts...)
 		fmt.Println(q.Pair, q.Price, err)
 	}
 	// Output:

@@ -19,11 +19,12 @@ type fetchFunc func(ctx context.Context, fills []*fill)
 
 // A part is the turns that one call of the fetch serves.
 type part struct {
-	l        *leader
-	turns    []*turn
-	keys     fetchKeys
-	wanted   atomic.Int32  // turns that are not dropped
-	unwanted chan struct{} // closed: no caller can use any of the results
+	l      *leader
+	turns  []*turn
+	keys   fetchKeys
+	ctx    context.Context // of the fetch: ends with errNotWanted if no caller can use any of the results
+	cancel context.CancelCauseFunc
+	wanted atomic.Int32 // turns that are not dropped
 
 	stamp    cache.Stamp // from before the fetch
 	stampErr error       // why there is none
@@ -43,7 +44,8 @@ func (l *leader) fetchTurns() {
 	index := map[string]int{}
 	var parts []*part
 	for turns := range slices.Chunk(l.turns, l.e.policy.MaxBatch) {
-		p := &part{l: l, turns: turns, unwanted: make(chan struct{})}
+		p := &part{l: l, turns: turns}
+		p.ctx, p.cancel = context.WithCancelCause(l.ctx)
 		p.wanted.Store(int32(len(turns)))
 		for _, t := range turns {
 			t.part = p
@@ -60,49 +62,69 @@ func (l *leader) fetchTurns() {
 	}
 	for _, p := range parts {
 		p.fetch()
+		p.cancel(nil)
 	}
 }
 
 // fetch pays for one fetch, makes it, and settles its turns.
 func (p *part) fetch() {
-	l, e := p.l, p.l.e
-	turns := p.stillWanted(p.turns)
+	l := p.l
+	turns, fills, paid := p.prepare()
 	if len(turns) == 0 {
 		return
+	}
+	if l.offer != nil || l.refresh != nil {
+		l.hand(p, turns[0], fills[0], paid)
+		return
+	}
+	fills = l.e.runFetch(callers.With(p.ctx, p), l.fetch, fills, &p.keys, paid.expense)
+	p.conclude(turns, fills)
+}
+
+// prepare does all that comes before the fetch. It returns the turns that are still
+// wanted and paid for, and settles the others.
+func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
+	l, e := p.l, p.l.e
+	if turns = p.stillWanted(p.turns); len(turns) == 0 {
+		return nil, nil, paid
 	}
 	paid, err := p.pay(turns)
 	used := false
 	defer paid.refundUnless(&used)
 	if turns = p.stillWanted(turns); len(turns) == 0 {
-		return
+		return nil, nil, paid
 	}
 	if err == nil && e.ctx.Err() != nil {
 		err = ErrClosed // in the part before: no caller would wait for this one
 	}
 	if err != nil {
 		p.settleUnpaid(turns, err)
-		return
+		return nil, nil, paid
 	}
 	p.takeStamp(turns, paid.waited)
 	if l.told {
 		l.recheck(turns)
 	}
-	fills := make([]*fill, len(turns))
+	fills = make([]*fill, len(turns))
 	for i, t := range turns {
 		fills[i] = t.newFill(l.told)
 		t.start = e.flights.startFetch(t.f)
 	}
 	fills[0].cost = paid.cost
 	used = true
-	fills = e.runFetch(callers.With(l.ctx, p), l.fetch, fills, &p.keys, paid.expense, p.unwanted)
-	if !l.told {
-		l.addStale(turns, fills)
+	return turns, fills, paid
+}
+
+// conclude settles the turns with what the fetch answered.
+func (p *part) conclude(turns []*turn, fills []*fill) {
+	if !p.l.told {
+		p.l.addStale(turns, fills)
 	}
 	ends := make([]ending, len(turns))
 	for i, t := range turns {
 		ends[i] = t.endSafely(fills[i])
 	}
-	l.settle(ends)
+	p.l.settle(ends)
 }
 
 // endSafely is end, and costs only this key its outcome if StaleOn, say, panics.
@@ -236,23 +258,15 @@ func (p *part) takeStamp(turns []*turn, waited bool) {
 
 // runFetch calls the fetch on a goroutine of its own, so that a fetch that hangs,
 // panics or exits its goroutine does not take the flights along. It returns at
-// FetchTimeout, whether the fetch heeds its context or not, when ctx ends, or when
-// unwanted is closed. The expense is settled when the fetch ends, which may be long
-// after it was given up.
-func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense, unwanted <-chan struct{}) []*fill {
+// FetchTimeout or when ctx ends, whether the fetch heeds its context or not. The expense
+// is settled when the fetch ends, which may be long after it was given up.
+func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense) []*fill {
 	timeout := &timedOut{e, fills[0].key, len(fills)}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	defer cancel()
 	called := false
 	defer func() { refundUnless(&called, x) }()
-	events := make([]Event, len(fills))
-	for i, r := range fills {
-		events[i] = Event{Key: r.key, Attempt: r.attempt}
-		if r.leased {
-			events[i].Token = r.token
-		}
-		e.events.report(cache.FetchStarted, events[i])
-	}
+	e.reportStart(fills)
 	start := time.Now()
 	called = true
 	done := make(chan struct{})
@@ -260,17 +274,30 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 	select {
 	case <-done:
 	case <-ctx.Done():
-		fills = e.givenUp(fills, context.Cause(ctx), false)
-	case <-unwanted:
-		fills = e.givenUp(fills, context.Canceled, true)
+		fills = e.givenUp(fills, context.Cause(ctx))
 	}
-	took := time.Since(start)
-	for i, r := range fills {
-		r.took = took
+	if errors.Is(context.Cause(ctx), errNotWanted) {
+		fills = e.givenUp(fills, errNotWanted) // it was ended, whatever it answered
+	}
+	for _, r := range fills {
 		if errors.Is(r.err, context.DeadlineExceeded) && context.Cause(ctx) == error(timeout) {
 			r.err = timeout // the fetch heeded its context
 		}
-		ev := events[i]
+	}
+	e.reportEnd(fills, time.Since(start))
+	return fills
+}
+
+func (e *engine) reportStart(fills []*fill) {
+	for _, r := range fills {
+		e.events.report(cache.FetchStarted, r.event())
+	}
+}
+
+func (e *engine) reportEnd(fills []*fill, took time.Duration) {
+	for _, r := range fills {
+		r.took = took
+		ev := r.event()
 		ev.Duration, ev.Err = took, r.err
 		if r.err != nil {
 			e.events.report(cache.FetchFailed, ev)
@@ -278,15 +305,24 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 			e.events.report(cache.FetchDone, ev)
 		}
 	}
-	return fills
+}
+
+// event is one about the fetch of the fill's key.
+func (r *fill) event() Event {
+	ev := Event{Key: r.key, Attempt: r.attempt}
+	if r.leased {
+		ev.Token = r.token
+	}
+	return ev
 }
 
 // givenUp are the answers of a fetch that goes on with its own fills.
-func (e *engine) givenUp(fills []*fill, err error, unwanted bool) []*fill {
+func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	all := make([]*fill, len(fills))
 	for i, r := range fills {
 		all[i] = e.newFill(r.key)
-		all[i].err, all[i].unwanted = err, unwanted
+		all[i].attempt, all[i].token, all[i].leased = r.attempt, r.token, r.leased
+		all[i].err = err
 	}
 	return all
 }

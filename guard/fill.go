@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -79,6 +80,40 @@ func (u StaleUse) flags() cache.Flags {
 	return 0
 }
 
+// fillOf is the typed form of what a fetch is told.
+func fillOf[V any](f *fill) *Fill[V] {
+	fl := &Fill[V]{
+		Attempt: f.attempt, IdempotencyKey: f.token.String(),
+		TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
+		Tags: slices.Clone(f.tags),
+	}
+	fl.Stale, _ = f.stale.(*V)
+	return fl
+}
+
+// into notes what the fetch said of its value.
+func (fl *Fill[V]) into(f *fill) {
+	f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
+}
+
+// A CallOption changes one call.
+type CallOption struct{ maxAge time.Duration }
+
+// MaxAge accepts no stored value that is older than d, counted from when it was stored,
+// and no fetch that another caller finished before this call began. MaxAge(0) always
+// fetches, once for all callers in the fleet that ask so at the same time. The other
+// callers are served the stored value meanwhile. A stale value never stands in for an
+// error of such a call. While a pause lasts ([RetryAfter], Policy.ErrorPause) nothing is
+// fetched: the error is then that of the fetch before, and [PauseOf] tells for how long.
+func MaxAge(d time.Duration) CallOption { return CallOption{maxAge: max(d, 0)} }
+
+func maxAgeOf(opts []CallOption) time.Duration {
+	if len(opts) == 0 {
+		return anyAge
+	}
+	return opts[len(opts)-1].maxAge
+}
+
 // A fill is what a fetch is told about one key and what it answers: Fill without its
 // type.
 type fill struct {
@@ -95,11 +130,10 @@ type fill struct {
 	tags          []string
 	cost          int
 
-	value    any
-	err      error
-	entry    *cache.Entry // of the value; nil: it is private, or there is none
-	took     time.Duration
-	unwanted bool // the fetch was given up as no caller could use it
+	value any
+	err   error
+	entry *cache.Entry // of the value; nil: it is private, or there is none
+	took  time.Duration
 }
 
 // Source says where a value came from.

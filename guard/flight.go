@@ -174,7 +174,8 @@ type outcome struct {
 	then    action         // serve, or what a caller does instead of taking a value
 	refresh *cache.Reading // the entry to be refreshed in the background; nil: none
 
-	others *outcome // the same for callers that did not fetch; nil: it is the same
+	turn   *openTurn // instead of a value: the caller is to fetch
+	others *outcome  // the same for callers that did not fetch; nil: it is the same
 }
 
 // share completes an outcome for the callers that did not run the fetch.

@@ -78,16 +78,21 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 }
 
 // nearValue is the value in the near cache, if it may be used, or nil.
-func (g *Guard[V]) nearValue(ctx context.Context, key string) *nearValue {
-	if g.near == nil {
+func (g *Guard[V]) nearValue(ctx context.Context, key string, maxAge time.Duration) *nearValue {
+	if g.near == nil || maxAge == 0 {
 		return nil
 	}
 	n := g.near.get(key)
-	if n == nil || ctx.Err() != nil || g.engine.ctx.Err() != nil {
+	if n == nil || ctx.Err() != nil || g.engine.ctx.Err() != nil || maxAge > 0 && n.age() > maxAge {
 		return nil
 	}
 	g.near.hits.add()
 	return n
+}
+
+func (g *Guard[V]) nearResult(n *nearValue) Result[V] {
+	age := n.age()
+	return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}
 }
 
 // shared is a value for one of those who share it.
@@ -108,16 +113,17 @@ func (g *Guard[V]) shared(value any) V {
 // [ErrWaitTimeout]; [ErrQuarantined]; [ErrUnavailable]; [ErrReentrant];
 // [*ExhaustedError]; [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
 // the fetch goes on for the others.
-func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	if n := g.nearValue(ctx, key); n != nil {
+func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V], opts ...CallOption) (V, error) {
+	maxAge := maxAgeOf(opts)
+	if n := g.nearValue(ctx, key, maxAge); n != nil {
 		return g.shared(n.value), nil
 	}
-	w, done := g.engine.look(ctx, key)
-	if !done {
-		c := &call{e: g.engine, ctx: ctx, fetch: plain(fetch), maxAge: anyAge}
-		c.resolve([]*want{&w})
+	o := g.engine.get(ctx, key, maxAge, func() *call { return &call{fetch: plain(fetch)} })
+	if o.err != nil {
+		var zero V
+		return zero, o.err
 	}
-	return g.valueOf(w.out)
+	return g.shared(o.value), nil
 }
 
 // plain is a fetch for the engine.
@@ -131,62 +137,38 @@ func plain[V any](fetch FetchFunc[V]) fetchFunc {
 	}
 }
 
-func (g *Guard[V]) valueOf(o *outcome) (V, error) {
-	if o.err != nil {
-		var zero V
-		return zero, o.err
-	}
-	return g.shared(o.value), nil
-}
-
 // Load is Get for those who want to say or know more: the fetch is told about
 // the last value and may set its value's terms, and the result says where the
 // value comes from.
-func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	if n := g.nearValue(ctx, key); n != nil {
-		age := n.entry.Age + time.Since(n.at)
-		return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
+func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error), opts ...CallOption) (Result[V], error) {
+	maxAge := maxAgeOf(opts)
+	if n := g.nearValue(ctx, key, maxAge); n != nil {
+		return g.nearResult(n), nil
 	}
-	w, done := g.engine.look(ctx, key)
-	if !done {
-		c := &call{e: g.engine, ctx: ctx, fetch: telling(fetch), told: true, maxAge: anyAge}
-		c.resolve([]*want{&w})
-	}
-	return g.resultOf(w.out)
+	return g.resultOf(g.engine.get(ctx, key, maxAge, func() *call { return &call{fetch: telling(fetch), told: true} }))
 }
 
 // telling is a fetch for the engine that is told more and may say more.
 func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) fetchFunc {
 	return func(ctx context.Context, fills []*fill) {
-		f := fills[0]
-		fl := Fill[V]{
-			Attempt: f.attempt, IdempotencyKey: f.token.String(),
-			TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
-			Tags: slices.Clone(f.tags),
-		}
-		fl.Stale, _ = f.stale.(*V)
 		if fetch == nil {
 			panic(errNoFetch)
 		}
-		v, err := fetch(ctx, &fl)
-		f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
-		f.value, f.err = &v, err
+		f := fillOf[V](fills[0])
+		v, err := fetch(ctx, f)
+		f.into(fills[0])
+		fills[0].value, fills[0].err = &v, err
 	}
 }
 
-// Refresh fetches the value anew, once for the fleet, even if what is stored is
-// fresh, and returns it: the outcome of a fetch, or a Set, that was not over when
-// Refresh was called. Everybody else is served what is stored meanwhile. Errors
-// as of Get; a stale value doesn't stand in for them. While a pause lasts
-// ([RetryAfter], Policy.ErrorPause) nothing is fetched: the error is then that of
-// the fetch before, and [PauseOf] tells for how long. Reset ends a pause.
+// Refresh is Get with MaxAge(0).
 func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	return g.valueOf(g.engine.force(ctx, key, plain(fetch), false))
+	return g.Get(ctx, key, fetch, MaxAge(0))
 }
 
-// Reload is to Refresh what Load is to Get.
+// Reload is Load with MaxAge(0).
 func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	return g.resultOf(g.engine.force(ctx, key, telling(fetch), true))
+	return g.Load(ctx, key, fetch, MaxAge(0))
 }
 
 // Peek returns what is stored, fresh or stale, and never fetches. Errors:

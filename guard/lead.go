@@ -17,7 +17,9 @@ type leader struct {
 	ctx      context.Context // ends with the guard; has the values of the caller's context
 	caller   context.Context // the call's own
 	fetch    fetchFunc
-	told     bool // the fetch is told the last value
+	told     bool            // the fetch is told the last value
+	offer    *offer          // instead of fetch: the caller that fetches; nil: none
+	refresh  func(*openTurn) // instead of fetch: refreshes in the background; nil: none
 	flights  []*flight
 	turns    []*turn   // granted, in the order of the flights
 	stamping *stamping // the clock of tags, read beside the first acquire; nil: not

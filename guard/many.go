@@ -40,7 +40,7 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 	if g.near != nil {
 		ask = make([]string, 0, len(keys))
 		for _, key := range keys {
-			if n := g.nearValue(ctx, key); n != nil {
+			if n := g.nearValue(ctx, key, anyAge); n != nil {
 				values[key] = g.shared(n.value)
 			} else {
 				ask = append(ask, key)
@@ -136,8 +136,8 @@ func (c *call) lookMany(keys []string, serve func(key string, value any)) []*wan
 	for _, w := range left.all {
 		if w.rd.none() { // it has a flight
 			w.out = &outcome{then: fetch}
-		} else if w.out = e.endedFor(c.ctx, w.rd.err); w.out == nil {
-			w.out = e.judge(w.key, w.rd)
+		} else {
+			e.judgeFor(c.ctx, c.maxAge, w)
 		}
 	}
 	return left.all

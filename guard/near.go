@@ -82,6 +82,9 @@ type nearValue struct {
 	at    time.Time
 }
 
+// age is the value's age now.
+func (v *nearValue) age() time.Duration { return v.entry.Age + time.Since(v.at) }
+
 // A nearTag is a tag's stripe as it was when the value was asked for.
 type nearTag struct {
 	stamp *atomic.Uint64

@@ -51,10 +51,10 @@ func (p *part) pay(turns []*turn) (payment, error) {
 	case p.Lone():
 		s.MaxWait = withinDeadline(s.MaxWait, l.caller)
 	}
-	ctx := l.ctx
+	ctx := p.ctx
 	if s.MaxWait > 0 {
 		var stop func()
-		ctx, stop = callers.WhileWanted(ctx, p.unwanted, p.deserted)
+		ctx, stop = callers.WhileWanted(ctx, nil, p.deserted)
 		defer stop()
 	}
 	return e.spend(ctx, turns[0].f.key, s)
@@ -67,17 +67,13 @@ func (f *flight) livesOnStale() bool {
 		servableIfError(f.known, time.Since(f.knownAt)) && f.e.maskable(&outcome{err: &ExhaustedError{}})
 }
 
-// payAlone is pay for a caller that fetches for itself.
-func (c *call) payAlone(key string) (payment, error) {
-	e := c.e
+// payAlone is pay for a caller that fetches for itself, on the given context.
+func (e *engine) payAlone(ctx context.Context, key string) (payment, error) {
 	if e.policy.Budget == nil {
 		return payment{}, nil
 	}
-	ctx, cancel := context.WithCancelCause(c.ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(e.ctx, func() { cancel(ErrClosed) })()
 	return e.spend(ctx, key, Spending{
-		Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: withinDeadline(e.policy.MaxBudgetWait, c.ctx),
+		Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: withinDeadline(e.policy.MaxBudgetWait, ctx),
 	})
 }
 

@@ -28,7 +28,7 @@ type turn struct {
 // whose turns are dropped is cancelled.
 func (t *turn) drop() {
 	if t.dropped.CompareAndSwap(false, true) && t.part.wanted.Add(-1) == 0 {
-		close(t.part.unwanted)
+		t.part.cancel(errNotWanted)
 	}
 }
 
@@ -144,7 +144,7 @@ func (t *turn) end(r *fill) ending {
 		}
 		end.out = closedOutcome()
 		return end
-	case r.unwanted, errors.Is(r.err, errNotWanted):
+	case errors.Is(r.err, errNotWanted):
 		// The fetch was ended by the loss of its lease: a loss, not a failure. To release
 		// the lease strikes its attempt from the record, and frees the key if the loss was
 		// believed too early.
