@@ -5,23 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 	"unsafe"
 )
 
 // HeaderSize is the length of the header in front of every entry's payload.
-const HeaderSize = 32
+const HeaderSize = 40
 
-// entryFormat is the only header format there is so far.
-const entryFormat = 1
+// entryFormat is the format of the header. Entries of format 1, which had no write
+// time, are a miss that the next fill overwrites.
+const entryFormat = 2
 
 // MaxTTL is the longest time an entry's header can say: 2^32-1 milliseconds,
 // a little over 49 days.
 const MaxTTL = math.MaxUint32 * time.Millisecond
 
-// ErrDamaged is what [ParseEntry], [ParseMessage] and the codecs return for
-// bytes that are not theirs. A store treats a damaged entry as a miss that the
-// next fill overwrites.
+// ErrDamaged is returned by [Entry.Parse], [ParseMessage] and the codecs for bytes that
+// are not theirs. A store treats a damaged entry as a miss that the next fill overwrites.
 var ErrDamaged = errors.New("cache: damaged or foreign bytes")
 
 // Kind says what an entry stands for.
@@ -76,34 +77,39 @@ const (
 	FlagKept Flags = 1 << 6
 )
 
-// An Entry is what a store keeps under a key. No field is a point in time:
-// Redis's own key expiry measures all durations, so that no two machines have
-// to agree on the time.
+// An Entry is what a store holds under a key. Durations are whole milliseconds, at most
+// MaxTTL.
 type Entry struct {
-	Version  Token         // the lease or Set that wrote the entry
-	Kind     Kind          //
-	Codec    byte          // [Codec.ID] of the payload's codec
-	Flags    Flags         //
-	TTL      time.Duration // hard TTL: gone after this; in whole milliseconds, at most MaxTTL
-	FreshFor time.Duration // stale after this; in whole milliseconds, at most MaxTTL
-	Took     time.Duration // how long the fetch took; in whole milliseconds, capped to MaxTTL
+	Version  Token // the lease or the change that wrote the entry
+	Kind     Kind
+	Codec    byte // [Codec.ID] of the payload's codec
+	Flags    Flags
+	TTL      time.Duration // the entry is gone after this
+	FreshFor time.Duration // the entry is stale after this
+	Took     time.Duration // how long the fetch took
+	Written  Instant       // when the entry was written; the store sets it
 	Tags     []string      // at most MaxTags; a Bypass has none
-	Stamp    Stamp         // from before the fetch started, if there are tags
-	Renewed  uint64        // Stamp.N from before the fetch that found the value to be good still; 0: none has
+	Stamp    Stamp         // from before the fetch, if there are tags
+	Renewed  uint64        // Stamp.N from before the fetch that found the value still good; 0: none has
 	Payload  []byte
 }
 
-// Encode returns the header and payload as they are stored. Layout, big-endian:
+// An Instant is a reading of the store's own clock in microseconds. Instants of one
+// server compare; no application clock ever makes one. Zero is none.
+type Instant uint64
+
+// Encode returns the entry as it is stored. Layout, big-endian:
 //
-//	0-15  version    16 format, 1    17 kind    18 codec    19 flags
-//	20-23 hard TTL, ms    24-27 fresh for, ms    28-31 fetch took, ms    32- payload
+//	0-15  version    16 format, 2    17 kind    18 codec    19 flags
+//	20-23 TTL, ms    24-27 fresh for, ms    28-31 fetch took, ms
+//	32-35 written, seconds    36-39 and microseconds    40- payload
 //
 // With tags, in front of the payload:
 //
 //	8 bytes of epoch    8 of stamp    8 of renewed, with its flag
 //	1: number of tags    for each: 2 of length, the tag
 //
-// Durations are cut to whole milliseconds and to what the fields can hold.
+// Durations are cut to whole milliseconds and to the range of their fields.
 func (e *Entry) Encode() []byte {
 	b := make([]byte, HeaderSize+e.tagsSize()+len(e.Payload))
 	copy(b, e.Version[:])
@@ -115,37 +121,31 @@ func (e *Entry) Encode() []byte {
 		}
 	}
 	b[16], b[17], b[18], b[19] = entryFormat, byte(e.Kind), e.Codec, byte(flags)
-	binary.BigEndian.PutUint32(b[20:], millis(e.TTL))
-	binary.BigEndian.PutUint32(b[24:], millis(e.FreshFor))
-	binary.BigEndian.PutUint32(b[28:], millis(e.Took))
+	binary.BigEndian.PutUint32(b[20:], Millis(e.TTL))
+	binary.BigEndian.PutUint32(b[24:], Millis(e.FreshFor))
+	binary.BigEndian.PutUint32(b[28:], Millis(e.Took))
+	binary.BigEndian.PutUint32(b[32:], uint32(e.Written/1e6))
+	binary.BigEndian.PutUint32(b[36:], uint32(e.Written%1e6))
 	copy(e.putTags(b[HeaderSize:]), e.Payload)
 	return b
 }
 
-// ParseEntry reads what [Entry.Encode] wrote. The payload is not copied. It
-// returns [ErrDamaged] for anything else. The only lengths that are read from the
-// bytes are those of tags; nothing is allocated for a lie.
-func ParseEntry(b []byte) (Entry, error) {
-	var e Entry
-	if err := e.parse(b); err != nil {
-		return Entry{}, err
-	}
-	return e, nil
-}
-
-// parse is ParseEntry into a zero entry; after an error there may be anything in it.
-func (e *Entry) parse(b []byte) error {
+// Parse reads the bytes that [Entry.Encode] wrote into a zero entry, which keeps them. It
+// returns [ErrDamaged] for any others, and then the entry holds nothing of use. The only
+// lengths in the bytes are those of tags; a false one makes it allocate nothing.
+func (e *Entry) Parse(b []byte) error {
 	if len(b) < HeaderSize {
-		return fmt.Errorf("%w: entry of %d bytes is shorter than its header", ErrDamaged, len(b))
+		return fmt.Errorf("%w: an entry of %d bytes is shorter than its header", ErrDamaged, len(b))
 	}
 	if b[16] != entryFormat {
 		return fmt.Errorf("%w: entry format %d is unknown", ErrDamaged, b[16])
 	}
 	e.Version = Token(b[:16])
 	e.Kind, e.Codec, e.Flags = Kind(b[17]), b[18], Flags(b[19])
-	e.TTL = time.Duration(ttlOf(b)) * time.Millisecond
+	e.TTL = time.Duration(binary.BigEndian.Uint32(b[20:])) * time.Millisecond
 	e.FreshFor = time.Duration(binary.BigEndian.Uint32(b[24:])) * time.Millisecond
 	e.Took = time.Duration(binary.BigEndian.Uint32(b[28:])) * time.Millisecond
+	e.Written = Instant(binary.BigEndian.Uint32(b[32:]))*1e6 + Instant(binary.BigEndian.Uint32(b[36:]))
 	e.Payload = b[HeaderSize:]
 	if e.Kind < Value || e.Kind > Bypass {
 		return fmt.Errorf("%w: entry of unknown %v", ErrDamaged, e.Kind)
@@ -165,87 +165,92 @@ func (e *Entry) parse(b []byte) error {
 	return nil
 }
 
-func millis(d time.Duration) uint32 {
+// Millis is a duration as a field of the header holds it.
+func Millis(d time.Duration) uint32 {
 	return uint32(min(max(d, 0), MaxTTL) / time.Millisecond)
 }
 
-// ttlOf reads the hard TTL, in milliseconds, from an entry's header.
-func ttlOf(b []byte) uint32 { return binary.BigEndian.Uint32(b[20:]) }
-
-// A Reading is what a store answers when it is asked for an entry. It may be
-// shared by several callers: treat it as read-only.
+// A Reading is the state of a key's entry at one time. It may be shared: treat it as
+// read-only.
 type Reading struct {
 	Entry Entry         // meaningful only if Found
-	Age   time.Duration // time since the entry was written, at least 0
-	Left  time.Duration // until the hard TTL ends, at least 0
+	Age   time.Duration // since the entry was written, at least 0
+	Left  time.Duration // until its TTL ends, at least 0
 
-	// Found is false where nothing is stored and where what is stored can't be
-	// read; Damage tells the two apart.
+	// Found is false where nothing is stored, and where the stored bytes can't be read;
+	// Damage tells the two apart.
 	Found  bool
 	Damage error // wraps ErrDamaged, or nil
 
-	// Seen is the first bytes of what is stored, 16 at the most, even where they
-	// can't be read: the acquire that follows names them (see Ask.Seen), or
-	// nobody could ever overwrite a damaged entry. Empty means nothing is stored.
+	// Seen is the first bytes stored, 16 at the most, even where they can't be read: the
+	// acquire that follows names them, or a damaged entry could never be overwritten. Empty
+	// means that nothing is stored.
 	Seen string
-
-	memo memo
 }
 
-// newReading judges the bytes stored under a key and the time they have left
-// (pttl, in milliseconds as PTTL answers: -2 no key, -1 no expiry). It keeps b.
-func newReading(b []byte, pttl int64) *Reading {
-	r := &Reading{}
-	// -2: the key expired between the GET and the PTTL.
-	if len(b) > 0 && pttl != -2 && r.parse(b) {
-		r.setLeft(pttl)
-	}
-	return r
-}
-
-// parse judges the bytes stored under a key, which it keeps, and answers whether
-// they are an entry, whose age is to be set. r is zero.
-func (r *Reading) parse(b []byte) bool {
-	r.Seen = unsafe.String(unsafe.SliceData(b), min(len(b), TokenSize)) // headers don't change
-	if r.Damage = r.Entry.parse(b); r.Damage != nil {
-		r.Entry = Entry{}
-	}
-	r.Found = r.Damage == nil
-	return r.Found
-}
-
-func (r *Reading) setLeft(pttl int64) {
-	if pttl < 0 {
-		// Somebody removed the expiry (PERSIST, or a foreign write). The age is
-		// unknown, so the entry counts as old as it can be: stale.
-		r.Age = r.Entry.TTL
+// Parse takes in the bytes stored under a key, which the zero reading keeps, as of the
+// given time.
+func (r *Reading) Parse(b []byte, now Instant) {
+	if len(b) == 0 {
 		return
 	}
-	r.Left = time.Duration(pttl) * time.Millisecond
-	r.Age = max(0, r.Entry.TTL-r.Left)
-}
-
-// lay sets the age right of what was told by an answer that took longer than a call
-// may: this process was late (see noticedLate), and the answer has been lying here
-// while the entry grew older.
-func (r *Reading) lay(took, timeout time.Duration) {
-	if r.Found && took > timeout {
-		r.setAge(r.Age + took)
+	r.Seen = unsafe.String(unsafe.SliceData(b), min(len(b), TokenSize)) // headers don't change
+	if r.Damage = r.Entry.Parse(b); r.Damage != nil {
+		r.Entry = Entry{}
+		return
 	}
+	r.Found = true
+	age := time.Duration(0)
+	if now > r.Entry.Written { // clocks of servers may differ after a failover
+		age = time.Duration(now-r.Entry.Written) * time.Microsecond
+	}
+	r.SetAge(age)
 }
 
-func (r *Reading) setAge(age time.Duration) {
+// SetAge sets how old the entry is.
+func (r *Reading) SetAge(age time.Duration) {
 	r.Age = max(0, age)
 	r.Left = max(0, r.Entry.TTL-r.Age)
 }
 
-// Keep returns a copy of a reading that is only lent (see [Store.ReadMany]). The
-// payload is not copied.
+// Keep returns a copy of a reading that is only lent. The payload is not copied.
 func (r *Reading) Keep() *Reading {
-	return &Reading{Entry: r.Entry, Age: r.Age, Left: r.Left, Found: r.Found, Damage: r.Damage, Seen: r.Seen}
+	kept := *r
+	return &kept
 }
 
 // Fresh reports whether the entry may be served without asking anybody.
 func (r *Reading) Fresh() bool {
 	return r.Found && r.Entry.Flags&FlagExpired == 0 && r.Age < r.Entry.FreshFor
+}
+
+// A Read is an entry that was asked for and may be on its way.
+type Read struct {
+	sent    atomic.Bool
+	done    chan struct{}
+	reading *Reading
+	err     error
+}
+
+// NewRead returns a read under way, for a store.
+func NewRead() *Read { return &Read{done: make(chan struct{})} }
+
+// Sent reports whether the command is being sent: the answer may be older than a caller
+// that asks from now on.
+func (r *Read) Sent() bool { return r.sent.Load() }
+
+// Done is closed when the answer is there, or when there will be none: soon after the
+// store's timeout at the latest.
+func (r *Read) Done() <-chan struct{} { return r.done }
+
+// Result is the answer. Call it when Done is closed.
+func (r *Read) Result() (*Reading, error) { return r.reading, r.err }
+
+// MarkSent and Answer are the store's. Answer is called once.
+func (r *Read) MarkSent() { r.sent.Store(true) }
+
+// Answer ends the read.
+func (r *Read) Answer(reading *Reading, err error) {
+	r.reading, r.err = reading, err
+	close(r.done)
 }

@@ -5,112 +5,105 @@ import (
 	"sync/atomic"
 )
 
+// An Invalidation is a change that near caches hear of: of a key, or of all entries
+// that carry a tag.
+type Invalidation struct {
+	Key string
+	Tag string // empty: it is of the key
+}
+
 // A Feed tells a near cache what to forget, and whether it can be relied on.
-// Make one with Store.Follow, and close it when done.
 type Feed struct {
-	current atomic.Uint64
-	forget  func(Invalidation)
-	close   func()
+	epoch  atomic.Uint64
+	forget func(Invalidation)
+	close  func()
 }
 
-// NewFeed returns a feed that is not live, for authors of stores.
-func NewFeed(forget func(Invalidation), closer func()) *Feed {
-	return &Feed{forget: forget, close: closer}
-}
-
-// Epoch is zero while invalidations may be missed, and otherwise a number that
-// stays the same for as long as none has been: what was put into a near cache in
-// one epoch may be used in that epoch alone. It costs an atomic load.
-func (f *Feed) Epoch() uint64 { return f.current.Load() }
+// Epoch is zero while invalidations may be missed, and otherwise a number that stays the
+// same for as long as none has been: a value put into a near cache in one epoch may be
+// used in that epoch alone. It costs an atomic load.
+func (f *Feed) Epoch() uint64 { return f.epoch.Load() }
 
 // Close ends the feed. Call it once.
 func (f *Feed) Close() {
-	f.current.Store(0)
+	f.epoch.Store(0)
 	f.close()
 }
 
-// Up and Down say whether invalidations arrive; an epoch is used once. Forget
-// passes one on. For authors of stores.
-func (f *Feed) Up(epoch uint64) { f.current.Store(epoch) }
-
-// Down says that invalidations may be missed from now on.
-func (f *Feed) Down() { f.current.Store(0) }
-
-// Forget passes an invalidation on.
-func (f *Feed) Forget(what Invalidation) { f.forget(what) }
-
-// feeds are those of one store.
-type feeds struct {
+// Feeds are the feeds of one store. The zero Feeds are ready for use and down.
+type Feeds struct {
 	mu    sync.Mutex
 	all   map[*Feed]struct{}
-	live  bool
+	up    bool
 	epoch uint64 // the last one used
-	downs uint64 // counts reasons to be down, for who has looked meanwhile
+	downs uint64 // counts the calls of Down
 }
 
-// add takes a feed in; first reports whether it is the only one.
-func (f *feeds) add(feed *Feed) (first bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.all == nil {
-		f.all = map[*Feed]struct{}{}
+// Open adds a feed. first reports whether it is the only one.
+func (fs *Feeds) Open(forget func(Invalidation)) (f *Feed, first bool) {
+	f = &Feed{forget: forget}
+	f.close = func() {
+		fs.mu.Lock()
+		defer fs.mu.Unlock()
+		delete(fs.all, f)
 	}
-	f.all[feed] = struct{}{}
-	if f.live {
-		feed.Up(f.epoch)
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.all == nil {
+		fs.all = map[*Feed]struct{}{}
 	}
-	return len(f.all) == 1
-}
-
-func (f *feeds) remove(feed *Feed) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.all, feed)
-}
-
-func (f *feeds) any() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.all) > 0
-}
-
-func (f *feeds) forget(what Invalidation) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for feed := range f.all {
-		feed.Forget(what)
+	fs.all[f] = struct{}{}
+	if fs.up {
+		f.epoch.Store(fs.epoch)
 	}
+	return f, len(fs.all) == 1
 }
 
-// down puts all feeds down at once.
-func (f *feeds) down() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.downs++
-	f.live = false
-	for feed := range f.all {
-		feed.Down()
+// Any reports whether there is a feed.
+func (fs *Feeds) Any() bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return len(fs.all) > 0
+}
+
+// Forget passes an invalidation on to all feeds.
+func (fs *Feeds) Forget(what Invalidation) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	for f := range fs.all {
+		f.forget(what)
 	}
 }
 
-// reasons is to be asked for before looking whether all nodes are heard of.
-func (f *feeds) reasons() uint64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.downs
+// Down says that invalidations may be missed from now on.
+func (fs *Feeds) Down() {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.downs++
+	fs.up = false
+	for f := range fs.all {
+		f.epoch.Store(0)
+	}
 }
 
-// up puts all feeds up, unless there has been a reason not to since reasons was
-// asked for.
-func (f *feeds) up(reasons uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.live || f.downs != reasons {
+// Downs counts the calls of Down. Ask before looking whether all nodes are heard.
+func (fs *Feeds) Downs() uint64 {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.downs
+}
+
+// Up says that all invalidations are heard from now on, in a new epoch: unless Down was
+// called since Downs returned the given number.
+func (fs *Feeds) Up(downs uint64) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.up || fs.downs != downs {
 		return
 	}
-	f.live = true
-	f.epoch++
-	for feed := range f.all {
-		feed.Up(f.epoch)
+	fs.up = true
+	fs.epoch++
+	for f := range fs.all {
+		f.epoch.Store(fs.epoch)
 	}
 }

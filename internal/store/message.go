@@ -105,13 +105,11 @@ func (w *Watch) Push(m Message) {
 // Close ends the watch. Call it once.
 func (w *Watch) Close() { w.close() }
 
-// Reading is the entry that rides in a Filled message, as a reading of age 0; it
-// is not Found where the entry was too large to ride. What it carries of tags has
-// not been checked: a tag may have been deleted before the entry was stored.
+// Reading is the entry that rides in a Filled message, as a reading of age 0. It is not
+// Found where the entry was too large to ride. Its tags have not been checked: one may
+// have been deleted before the entry was stored.
 func (m *Message) Reading() *Reading {
-	r := newReading(m.Body, -1)
-	if r.Found {
-		r.Age, r.Left = 0, r.Entry.TTL
-	}
+	r := &Reading{}
+	r.Parse(m.Body, 0)
 	return r
 }

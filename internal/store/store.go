@@ -132,7 +132,7 @@ type Return struct {
 	Failed  bool
 	Failure []byte        // told to the waiters
 	Pause   time.Duration // no lease is granted for so long; counts the failures in a row (Lease.Failures)
-	Unmade  bool          // no fetch was made: the failure forgives the key nothing
+	Declined bool         // no fetch was made: the failure forgives the key nothing
 }
 
 // Releases reports whether the lease is given back without an outcome.

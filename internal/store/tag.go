@@ -2,13 +2,13 @@ package store
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 )
 
-// What tags are bounded by, as users of a store name them.
+// Bounds of tags, as users of a store name them.
 const (
 	// MaxTags is how many tags one entry may carry.
 	MaxTags = 16
@@ -17,72 +17,79 @@ const (
 )
 
 const (
-	// tagWindow is how long a tag's record is kept, at the least, after the tag
-	// was deleted or expired: a fetch that was under way then must find it. So
-	// what took longer to fetch isn't stored with tags.
-	tagWindow = time.Hour
-	// tagSlack is how much longer than the entries that carry its tag a record is
-	// kept: they are stored a little after it was written.
-	tagSlack = time.Minute
+	// TagWindow is how long a tag's record is kept at least after the tag was changed: a
+	// fetch that was under way then must find it. A fetch that took longer is not stored
+	// with tags.
+	TagWindow = time.Hour
+	// TagSlack is how much longer than the entries that carry its tag a record is kept: they
+	// are stored a little after it was written.
+	TagSlack = time.Minute
 )
-
-// ErrInvalidated is what Fill returns for an entry that carries a tag which was
-// deleted while the entry was fetched: it wasn't stored, and its lease has been
-// released.
-var ErrInvalidated = errors.New("cache: a tag was deleted meanwhile")
 
 // An Epoch names a clock of tags: 8 random bytes, drawn when there was none.
 type Epoch [8]byte
 
-// A Stamp is a reading of the clock that every deletion of a tag advances. An
-// entry that carries tags has the stamp from before its fetch started: a tag
-// that was deleted at a higher one makes it invalid. See [Store.Stamp].
+// A Stamp is a reading of the clock that every change of a tag advances. An entry that
+// carries tags has the stamp from before its fetch started: a tag that was deleted at a
+// higher one makes it invalid.
 type Stamp struct {
 	Epoch Epoch
 	N     uint64
-
-	taken time.Time // before it was asked for; zero if it was read from an entry
+	Taken time.Time // before it was asked for, by this process; zero if it was read from an entry
 }
 
-// An Invalidation is a change that near caches hear of: of a key, or of all
-// entries that carry a tag.
-type Invalidation struct {
-	Key string
-	Tag string // empty: it is of the key
+// Buckets is how many buckets the clock of tags remembers changes by: so many that a fetch
+// whose tag has no record is seldom refused for another tag's change.
+const Buckets = 256
+
+// A Bucket is one of those, to which a tag belongs by its hash: FNV-1a, 64 bits.
+type Bucket byte
+
+// BucketOf returns the bucket of a tag.
+func BucketOf(tag string) Bucket {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(tag))
+	return Bucket(h.Sum64() % Buckets)
 }
 
-// Invalidations travel with their kind in front.
-const (
-	keyChanged = "k"
-	tagChanged = "t"
-)
-
-// parseInvalidation answers false for what is none of ours.
-func parseInvalidation(payload string) (Invalidation, bool) {
-	switch {
-	case len(payload) > 1 && payload[:1] == tagChanged:
-		return Invalidation{Tag: payload[1:]}, true
-	case len(payload) > 0 && payload[:1] == keyChanged:
-		return Invalidation{Key: payload[1:]}, true
+// BucketsOf returns the buckets of the tags, each once.
+func BucketsOf(tags []string) []Bucket {
+	var all []Bucket
+	for _, t := range tags {
+		if b := BucketOf(t); !slices.Contains(all, b) {
+			all = append(all, b)
+		}
 	}
-	return Invalidation{}, false
+	return all
 }
+
+// Field is the bucket's name in the clock.
+func (b Bucket) Field() string { return fmt.Sprintf("%02x", byte(b)) }
 
 // CheckTags reports why an entry can't carry these tags, if so.
 func CheckTags(tags []string) error {
 	if len(tags) > MaxTags {
-		return fmt.Errorf("cache: %d tags, at most %d are allowed", len(tags), MaxTags)
+		return fmt.Errorf("%w: %d tags, at most %d are allowed", ErrRefused, len(tags), MaxTags)
 	}
-	return checkTagSizes(tags)
+	return CheckTagSizes(tags)
 }
 
-func checkTagSizes(tags []string) error {
+// CheckTagSizes reports why these can't be tags, if so.
+func CheckTagSizes(tags []string) error {
 	for _, t := range tags {
 		if len(t) == 0 || len(t) > MaxTagSize {
-			return fmt.Errorf("cache: a tag of %d bytes, 1 to %d are allowed", len(t), MaxTagSize)
+			return fmt.Errorf("%w: a tag of %d bytes, 1 to %d are allowed", ErrRefused, len(t), MaxTagSize)
 		}
 	}
 	return nil
+}
+
+// Storable reports why an entry can't be stored with its tags, if so.
+func (e *Entry) Storable() error {
+	if e.Kind == Bypass && len(e.Tags) > 0 {
+		return fmt.Errorf("%w: a bypass carries no tags", ErrRefused)
+	}
+	return CheckTags(e.Tags)
 }
 
 // tagsSize is how many bytes the block of tags takes up in an entry.
@@ -100,7 +107,7 @@ func (e *Entry) tagsSize() int {
 	return n
 }
 
-// putTags writes the block of tags and returns what is left of b.
+// putTags writes the block of tags and returns the rest of b.
 func (e *Entry) putTags(b []byte) []byte {
 	if len(e.Tags) == 0 {
 		return b
@@ -124,7 +131,7 @@ func (e *Entry) putTags(b []byte) []byte {
 var errTagBlock = fmt.Errorf("%w: the entry's tags can't be read", ErrDamaged)
 
 // cutTags reads the block of tags at the start of the payload and takes it off.
-// What is allocated is bounded by the bytes that are there.
+// It allocates no more than the bytes account for.
 func (e *Entry) cutTags() error {
 	head := 8 + 8 + 1
 	if e.Flags&FlagRenewed != 0 {
@@ -161,54 +168,56 @@ func (e *Entry) cutTags() error {
 	return nil
 }
 
-// A tagRecord is what is known of a tag. The zero record is none: nothing is
-// known, and whoever carries the tag is invalid. A record that was evicted must
-// lose entries, and never bring one back.
-type tagRecord struct {
-	epoch   Epoch
-	known   bool
-	deleted uint64 // entries with an older stamp are invalid
-	expired uint64 // entries with an older stamp, and not renewed since, are stale
+// A TagRecord is what is known of a tag. The zero record is unknown: all entries that
+// carry the tag are invalid. An evicted record must lose entries, and never bring one
+// back.
+type TagRecord struct {
+	Known   bool
+	Epoch   Epoch
+	Deleted uint64 // entries with an older stamp are invalid
+	Expired uint64 // entries with an older stamp, and not renewed since, are stale
 }
 
-// A tagVerdict is what a record says of an entry that carries its tag.
-type tagVerdict byte
+// A TagVerdict is what a record says of an entry that carries its tag. The highest of
+// several counts.
+type TagVerdict byte
 
 const (
-	tagHolds tagVerdict = iota
-	tagExpired
-	tagDeleted
+	TagHolds TagVerdict = iota
+	TagExpired
+	TagDeleted
 )
 
-func (r tagRecord) judge(e *Entry) tagVerdict {
+// Judge judges an entry that carries the tag.
+func (r TagRecord) Judge(e *Entry) TagVerdict {
 	switch {
-	case !r.known || r.epoch != e.Stamp.Epoch || r.deleted > e.Stamp.N:
-		return tagDeleted
-	case r.expired > e.goodAt():
-		return tagExpired
+	case !r.Known || r.Epoch != e.Stamp.Epoch || r.Deleted > e.Stamp.N:
+		return TagDeleted
+	case r.Expired > e.GoodAt():
+		return TagExpired
 	}
-	return tagHolds
+	return TagHolds
 }
 
-// goodAt is the clock from before a fetch that found the value to be good.
-func (e *Entry) goodAt() uint64 { return max(e.Stamp.N, e.Renewed) }
+// GoodAt is the stamp from before a fetch that found the value to be good.
+func (e *Entry) GoodAt() uint64 { return max(e.Stamp.N, e.Renewed) }
 
-// tagged reports whether the reading has to be checked.
-func (r *Reading) tagged() bool { return r.Found && len(r.Entry.Tags) > 0 }
+// Tagged reports whether the reading's tags have to be checked.
+func (r *Reading) Tagged() bool { return r.Found && len(r.Entry.Tags) > 0 }
 
-// judged takes in what the record of one of the entry's tags says. An entry that
-// is invalid counts as none; Seen stays, so that the next acquire can name it.
-func (r *Reading) judged(v tagVerdict) {
+// Heed takes in the verdict on the entry's tags. An invalid entry counts as none; Seen
+// stays, so that the next acquire can name it.
+func (r *Reading) Heed(v TagVerdict) {
 	switch v {
-	case tagDeleted:
+	case TagDeleted:
 		r.Found, r.Entry, r.Age, r.Left = false, Entry{}, 0, 0
-	case tagExpired:
+	case TagExpired:
 		r.Entry.Flags |= FlagExpired
 	}
 }
 
-// distinct returns the tags without repetitions, in their order.
-func distinct(tags []string) []string {
+// Distinct returns the tags without repetitions, in their order.
+func Distinct(tags []string) []string {
 	out := make([]string, 0, len(tags))
 	for _, t := range tags {
 		if !slices.Contains(out, t) {
