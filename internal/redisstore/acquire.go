@@ -179,7 +179,7 @@ func (s *Store) ask(r *store.Request, over store.Token) asking {
 	q.inv = acquireScript.invoke(6,
 		q.names.entry, q.names.lease, q.names.tries, q.names.pause, q.names.failed(r.LastHeld), q.names.failures,
 		q.token[:], r.TTL.Milliseconds(), r.Seen, optional(r.LastHeld), optional(r.Suspect), optional(over),
-		r.MaxAttempts, r.Window.Milliseconds(), s.aliveWord, s.livenessArg())
+		r.MaxAttempts, r.Window.Milliseconds(), s.alive, s.livenessArg())
 	s.ledger.ask(q.token, r)
 	return q
 }
@@ -213,7 +213,7 @@ func (s *Store) unanswered(q *asking, fate fate, err error) store.Answer {
 func (s *Store) answeredLate(q *asking, r reply) {
 	switch a := parseAcquire(r.value); {
 	case r.err == nil && a.Verdict == store.Granted:
-		s.spawnCall(func() { _ = s.release(context.Background(), q.r.Key, q.token) })
+		s.spawnCall(func() { _ = s.releaseAll([]owned{{q.r.Key, q.token}}) })
 	case r.err == nil && a.Err == nil:
 		s.ledger.forget(q.token)
 	}

@@ -30,7 +30,7 @@ type breaker struct {
 	ctx     context.Context // ends with the node
 	spawn   func(func()) bool
 	probe   func(context.Context) error
-	opened  func() // on the goroutine of the request that failed
+	opened  func()                                          // on the goroutine of the request that failed
 	changed func(open bool, since time.Duration, err error) // on a goroutine of the breaker's
 }
 

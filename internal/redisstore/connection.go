@@ -33,9 +33,9 @@ func (endedDials) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 }
 
 var (
-	errNoConnection = errors.New("cache: no connection for the subscription")   // wrapped by the cause
-	errRefusedHere  = errors.New("cache: the subscription is refused")          // wrapped by a refusal on a subscribed connection
-	errNoRedial     = errors.New("cache: the subscribed connection is lost")    // the client's error when it tries to mend one
+	errNoConnection = errors.New("cache: no connection for the subscription") // wrapped by the cause
+	errRefusedHere  = errors.New("cache: the subscription is refused")        // wrapped by a refusal on a subscribed connection
+	errNoRedial     = errors.New("cache: the subscribed connection is lost")  // the client's error when it tries to mend one
 	errElsewhere    = errors.New("cache: the subscription is not where commands go")
 )
 

@@ -178,18 +178,17 @@ func (n *node) seen(ctx context.Context) (int64, error) {
 	if n.single {
 		inv = seenScript.invoke(1, n.s.names.names("").lease, n.s.alive)
 	}
-	var count int64
-	err := n.direct(ctx, "PUBSUB NUMSUB", func(ctx context.Context) error {
-		cmd := inv.command(ctx, false)
-		err := n.client.Process(ctx, cmd)
-		if isUnknownScript(err) {
-			cmd = inv.command(ctx, true)
-			err = n.client.Process(ctx, cmd)
-		}
-		count, _ = cmd.Val().(int64)
-		return err
-	})
-	return count, err
+	cmd := inv.command(ctx, false)
+	err := n.direct(ctx, "PUBSUB NUMSUB", cmd)
+	if isUnknownScript(err) {
+		cmd = inv.command(ctx, true)
+		err = n.direct(ctx, "PUBSUB NUMSUB", cmd)
+	}
+	if err != nil {
+		return 0, err
+	}
+	count, _ := cmd.Val().(int64)
+	return count, nil
 }
 
 // awaitSeen waits, for at most seenWithin, until Redis sees this process's subscription,
@@ -245,10 +244,10 @@ func (s *Store) awaitSubscription(ctx context.Context, key string, asked, deadli
 	}
 	if time.Now().After(until) {
 		u.post(func() { u.doubt(deadline.Add(-s.opts.RedisTimeout)) })
-		return errUnsubscribed
+		return n.explain(errUnsubscribed)
 	}
 	if err := u.awaitReady(ctx, time.Until(until)); err != nil {
-		return err
+		return n.explain(err)
 	}
 	// The subscription may be confirmed and still not be seen: no busy loop.
 	if sleep(ctx, unsubscribedWait) != nil {

@@ -5,6 +5,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"unsafe"
+
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // maxKeyInName is the longest key that stands in key names as it is. A longer
@@ -55,7 +58,7 @@ func (s keyspace) entry(k string) string {
 
 // alive is the liveness channel of a process, which stands at its end in
 // hexadecimal: acquire.lua puts others in its place.
-func (s keyspace) alive(p Process) string { return s.namespace + ":alive:" + p.String() }
+func (s keyspace) alive(p store.Process) string { return s.namespace + ":alive:" + p.String() }
 
 // invalidations is the channel on which every change is told to near caches. It
 // belongs to no slot: in a cluster PUBLISH reaches all nodes.
@@ -102,7 +105,7 @@ func (s keyspace) words(k string) *nameWords {
 }
 
 // failed is that of names.
-func (n *nameWords) failed(t Token) any {
+func (n *nameWords) failed(t store.Token) any {
 	if t.IsZero() {
 		return n.unfailed
 	}
@@ -112,9 +115,43 @@ func (n *nameWords) failed(t Token) any {
 // failed is the key that tells how the fetch of token t failed. The token
 // stands in it in hexadecimal: raw bytes could end in '}' and so be the name of
 // another key's entry.
-func (n names) failed(t Token) string {
+func (n names) failed(t store.Token) string {
 	if t.IsZero() {
 		return n.unfailed
 	}
 	return n.unfailed[:len(n.unfailed)-len(noneFailed)] + t.String()
+}
+
+// entries is entry for many keys, of which each has the prefix in front. Their names
+// share their memory.
+func (s keyspace) entries(prefix string, keys []string) []string {
+	size := 0
+	for _, k := range keys {
+		size += len(s.namespace) + len(":{}") + min(len(prefix)+len(k), maxKeyInName)
+	}
+	before, all := s.namespace+":{"+prefix, make([]byte, 0, size)
+	names := make([]string, len(keys))
+	for i, k := range keys {
+		if !plain(prefix, k) {
+			names[i] = s.entry(prefix + k)
+			continue
+		}
+		start := len(all)
+		all = append(append(append(all, before...), k...), '}')
+		// Nothing is written twice: there is room for all.
+		names[i] = unsafe.String(&all[start], len(all)-start)
+	}
+	return names
+}
+
+// plain reports whether prefix+k stands in its names as it is: see entry.
+func plain(prefix, k string) bool {
+	if len(prefix)+len(k) > maxKeyInName {
+		return false
+	}
+	first := prefix
+	if prefix == "" {
+		first = k
+	}
+	return first != "" && first[0] != '}' && first[0] != '%'
 }

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -15,11 +16,10 @@ import (
 )
 
 // A request is commands for one node that are sent together, once, and answered
-// together. Exactly one of its contents is set.
+// together: reads or scripts.
 type request struct {
 	reads   *reads
 	scripts *scripts
-	run     func(context.Context) error // goes by itself, and answers by itself
 
 	values context.Context // the caller's: its values are for hooks of the client
 	weight int             // commands, which share the timeout
@@ -161,7 +161,7 @@ func (q *queue) takeLocked() *batch {
 	}
 	b, taken, n := &batch{}, load{}, 0
 	for _, r := range q.waiting {
-		byItself := r.run != nil || q.isFull(load{}.plus(r))
+		byItself := q.isFull(load{}.plus(r))
 		if more := taken.plus(r); n > 0 && (byItself || more.weight > q.weight || more.bytes > q.bytes) {
 			break
 		}
@@ -285,7 +285,7 @@ func (sn *sender) parkLocked() bool {
 // carryOut sends one batch. It reports false if the batch was given up.
 func (sn *sender) carryOut(b *batch) bool {
 	n := sn.q.n
-	if !n.breaker.allow() && (len(b.rs) > 1 || b.rs[0].run == nil) {
+	if !n.breaker.allow() {
 		for _, r := range b.rs {
 			r.end(queued, withdrawn, n.away())
 		}
@@ -298,16 +298,13 @@ func (sn *sender) carryOut(b *batch) bool {
 	after := n.breaker.sent()
 	sn.set(b, rs[0].values, after)
 	defer sn.reset()
-	var err error
-	if rs[0].run != nil {
-		err = rs[0].run(sn)
-	} else {
-		err = sn.q.send(sn, sn.pipe, rs)
-	}
+	err := sn.q.send(sn, sn.pipe, rs)
+	n.noteOutcome(err)
 	inTime := b.ended.CompareAndSwap(false, true)
 	if inTime {
 		n.breaker.count(after, err) // before the callers know, which may ask again at once
 	}
+	err = n.explain(err)
 	for _, r := range rs {
 		r.answer(err)
 	}
@@ -320,6 +317,10 @@ func (q *queue) giveUp(b *batch, after int32, why error) {
 		return
 	}
 	q.n.breaker.count(after, why)
+	if errors.Is(why, errTimeout) {
+		q.n.silent()
+		why = q.n.explain(why)
+	}
 	for _, r := range b.rs {
 		r.end(sending, left, why)
 	}
@@ -453,7 +454,7 @@ func (n *node) start(ctx context.Context, q *queue, r *request) {
 	switch err := ended(ctx); {
 	case err != nil:
 		r.end(queued, withdrawn, fmt.Errorf("%w: %w", errEndedBefore, err))
-	case r.run == nil && !n.breaker.allow():
+	case !n.breaker.allow():
 		r.end(queued, withdrawn, n.away())
 	default:
 		q.submit(r)

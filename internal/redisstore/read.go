@@ -60,7 +60,7 @@ func (n *node) sendReads(ctx context.Context, pipe redis.Pipeliner, rs []*reques
 		}
 	}
 	if err := n.read(ctx, pipe, &all); err != nil {
-		return n.classify("read", err)
+		return classify("read", err)
 	}
 	n.noteSizes(all.values)
 	for _, r := range rs {

@@ -31,6 +31,7 @@ var (
 	deleteScript  = newScript("delete")
 	expireScript  = newScript("expire")
 	resetScript   = newScript("reset")
+	seenScript    = newScript("seen")
 	clockScript   = newScript("clock")
 	tieScript     = newScript("tie")
 	tagScript     = newScript("tag")
@@ -166,7 +167,7 @@ func (n *node) sendScripts(ctx context.Context, pipe redis.Pipeliner, rs []*requ
 		k := copy(r.scripts.replies, replies)
 		replies = replies[k:]
 	}
-	return n.classify("script", err)
+	return classify("script", err)
 }
 
 // pipeline sends the invocations of the given places, with the source of each script the

@@ -55,10 +55,10 @@ type subscription struct {
 	liveAt   time.Time
 	pings    int
 	channels map[string]*channel
-	spare    int       // channels that are no longer wanted and not yet given back
-	giveBack bool      // they are to be given back
-	followed bool      // the channel of invalidations was subscribed to
-	follows  bool      // that is confirmed
+	spare    int             // channels that are no longer wanted and not yet given back
+	giveBack bool            // they are to be given back
+	followed bool            // the channel of invalidations was subscribed to
+	follows  bool            // that is confirmed
 	ready    []chan struct{} // acquires that wait to be asked again
 	sight    sight
 }

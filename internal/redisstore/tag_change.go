@@ -116,16 +116,6 @@ func (s *Store) raiseClock(ctx context.Context, least store.Stamp) {
 	_, _, _ = s.runClock(ctx, 0, least, nil)
 }
 
-// tieReturns ties the entries to be stored that carry tags. It returns an error for each
-// whose lease is to be released instead.
-func (s *Store) tieReturns(ctx context.Context, returns []store.Return) []error {
-	entries := make([]*store.Entry, len(returns))
-	for i := range returns {
-		entries[i] = returns[i].Entry
-	}
-	return s.tie(ctx, entries)
-}
-
 // tie notes with the tags of each entry that it is about to be stored, and returns the
 // error of an entry that can't be: ErrInvalidated if a tag was deleted since its stamp. An
 // entry one of whose tags was expired since is marked so. Entries without tags cost

@@ -7,9 +7,13 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/outage"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // nodeClient is what the store asks of a single Redis node: everything that
@@ -17,8 +21,7 @@ import (
 type nodeClient interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 	Process(ctx context.Context, cmd redis.Cmder) error
-	PubSubNumSub(ctx context.Context, channels ...string) *redis.MapStringIntCmd
-	PubSubShardNumSub(ctx context.Context, channels ...string) *redis.MapStringIntCmd
+	AddHook(redis.Hook)
 }
 
 // clusterClient is what tells a cluster's client, or a wrapper of one, from
@@ -29,50 +32,138 @@ type clusterClient interface {
 	ReloadState(ctx context.Context)
 }
 
-// A node is one Redis server that takes writes: its breaker, its shared reads
-// and its subscription.
+// A node is one Redis server that takes writes.
 type node struct {
+	s       *Store
 	addr    string
 	client  nodeClient
-	slots   chan struct{} // calls under way
+	single  bool // it serves all keys
 	breaker *breaker
-	reads   *batcher
-	orders  *lane[*orders]
-	sub     *subscriber
-	ctx     context.Context // ends with the node
-	cancel  context.CancelFunc
+	outage  *outage.Node
+	reads   *queue
+	scripts *queue
+	clock   clock
+	sub     *subscription
+
+	valueSize atomic.Int64 // mean, of the values that were read
+
+	ctx    context.Context // ends with the node
+	cancel context.CancelFunc
 }
 
-func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Context)) *node {
-	n := &node{addr: addr, client: client, slots: make(chan struct{}, s.opts.MaxInFlight)}
+// newNode returns a node whose subscription is not started. onProbe is called before each
+// probe of its breaker.
+func newNode(s *Store, addr string, client nodeClient, onProbe func(context.Context)) *node {
+	client.AddHook(endedDials{})
+	n := &node{s: s, addr: addr, client: client, outage: outage.NewNode(client)}
 	n.ctx, n.cancel = context.WithCancel(s.ctx)
+	n.reads, n.scripts = newReadQueue(n), newScriptQueue(n)
+	n.sub = newSubscription(n)
 	n.breaker = &breaker{
 		limit: int32(s.opts.BreakerFailures),
 		ctx:   n.ctx,
 		spawn: s.spawn,
 		probe: func(ctx context.Context) error {
 			onProbe(ctx)
-			err := s.bounded(ctx, n, "PING", func(ctx context.Context) error {
-				return client.Process(ctx, once{redis.NewCmd(ctx, "ping")})
-			})
-			if err != nil {
+			if err := n.direct(ctx, "PING", redis.NewCmd(ctx, "ping")); err != nil {
 				return err
 			}
 			return n.sub.awaitSeen(ctx)
 		},
-		changed: func(open bool, since time.Duration, err error) {
-			kind := BreakerOpened
-			if !open {
-				kind = BreakerClosed
-			}
-			s.observe(Event{Kind: kind, Node: addr, Duration: since, Err: err})
+		opened: func() {
+			n.reads.fail(n.away())
+			n.scripts.fail(n.away())
 		},
+		changed: n.breakerChanged,
 	}
-	n.breaker.arm()
-	n.reads, n.orders = newBatcher(s, n), newOrderLane(s, n)
-	n.sub = newSubscriber(s, n, n.ctx)
 	return n
 }
+
+func (n *node) breakerChanged(open bool, since time.Duration, err error) {
+	kind := store.BreakerClosed
+	if open {
+		kind = store.BreakerOpened
+		ctx, cancel := context.WithTimeout(n.ctx, n.s.opts.RedisTimeout)
+		n.outage.Known(ctx) // the cause is about to be known
+		cancel()
+	}
+	n.s.report(store.Event{Kind: kind, Node: n.addr, Duration: since, Err: n.explain(err)})
+}
+
+// direct carries out a command that is not routed by key and does not wait its turn, even
+// while the breaker is open. After an error the command may still be in use.
+func (n *node) direct(ctx context.Context, op string, cmd redis.Cmder) error {
+	err := n.s.bounded(ctx, op, func(ctx context.Context) error {
+		err := n.client.Process(ctx, cmd)
+		n.noteOutcome(classify(op, err))
+		return err
+	})
+	if errors.Is(err, errTimeout) {
+		n.silent()
+	}
+	return n.explain(err)
+}
+
+// bounded runs fn in the client and returns its error, classified. It returns after
+// RedisTimeout, or when ctx ends; fn may then still be at work.
+func (s *Store) bounded(ctx context.Context, op string, fn func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.opts.RedisTimeout)
+	done := make(chan error, 1)
+	if !s.spawnCall(func() { defer cancel(); done <- classify(op, fn(ctx)) }) {
+		cancel()
+		return store.ErrClosed
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return errTimeout
+	}
+}
+
+// noteOutcome takes note of the classified outcome of a command, which tells why the node
+// is away or that it is not. It may come too late for any caller.
+func (n *node) noteOutcome(err error) {
+	switch {
+	case err == nil:
+		n.outage.Answered()
+		return
+	case !tripsBreaker(err):
+		return
+	case outage.SaysNothing(err):
+		n.silent()
+		return
+	}
+	if all, ok := err.(interface{ Unwrap() []error }); ok { // the client's is the last: see classify
+		causes := all.Unwrap()
+		err = causes[len(causes)-1]
+	}
+	n.outage.Failed(err)
+}
+
+// silent is called when a command got no answer in time.
+func (n *node) silent() { n.outage.Silent(n.ctx, n.s.spawnCall, n.s.opts.RedisTimeout) }
+
+// explain names the node in an error of a call. An error that doesn't tell a cause gets
+// the cause of the node's outage, as far as it is known.
+func (n *node) explain(err error) error {
+	isErr := func(target error) bool { return errors.Is(err, target) }
+	switch {
+	case isErr(store.ErrUnavailable) && outage.SaysNothing(err):
+		return n.outage.Explain(err)
+	case slices.ContainsFunc([]error{errBreakerOpen, errTimeout, errUnsubscribed}, isErr):
+		return n.outage.Explain(err)
+	case isErr(store.ErrUnavailable), isErr(store.ErrRefused):
+		return n.outage.Name(err)
+	}
+	return err
+}
+
+// away is the error of a call that the breaker keeps from the node.
+func (n *node) away() error { return n.explain(errBreakerOpen) }
+
+// classify sorts the client's error for op and names the node in it.
+func (n *node) classify(op string, err error) error { return n.explain(classify(op, err)) }
 
 // A topology knows which node serves a key.
 type topology interface {
@@ -94,12 +185,14 @@ type topology interface {
 // single is the topology of a standalone server or of Sentinel's master.
 type single struct{ n *node }
 
-func newSingleTopology(s *Redis) *single {
+func newSingleTopology(s *Store) *single {
 	addr := "redis"
 	if c, ok := s.client.(interface{ Options() *redis.Options }); ok {
 		addr = c.Options().Addr
 	}
-	return &single{n: newNode(s, addr, s.client, func(context.Context) {})}
+	n := newNode(s, addr, s.client, func(context.Context) {})
+	n.single = true
+	return &single{n}
 }
 
 func (t *single) load(context.Context) error { return nil }
@@ -112,8 +205,10 @@ func (t *single) close()                     { t.n.sub.stop() }
 // cluster is the topology of a Redis Cluster: a node for each master met so
 // far, found by its address.
 type cluster struct {
-	s      *Redis
+	s      *Store
 	client clusterClient
+
+	slots *outage.Node // where they are read from, and why they can't be
 
 	mu      sync.RWMutex
 	loaded  bool
@@ -122,8 +217,8 @@ type cluster struct {
 	nodes   map[string]*node
 }
 
-func newClusterTopology(s *Redis, client clusterClient) *cluster {
-	return &cluster{s: s, client: client, nodes: map[string]*node{}}
+func newClusterTopology(s *Store, client clusterClient) *cluster {
+	return &cluster{s: s, client: client, slots: outage.NewNode(client), nodes: map[string]*node{}}
 }
 
 func (t *cluster) all() []*node {
@@ -135,7 +230,7 @@ func (t *cluster) all() []*node {
 func (t *cluster) refresh() { t.client.ReloadState(t.s.ctx) }
 
 // errNotLoaded is the answer while the cluster's slots were never read.
-var errNotLoaded = fmt.Errorf("%w: the cluster's slots are not known yet", ErrUnavailable)
+var errNotLoaded = fmt.Errorf("%w: the cluster's slots are not known yet", store.ErrUnavailable)
 
 // load reads the cluster's slots and makes a node for each master. The client
 // loads them with timeouts of its own, so a goroutine waits for it.
@@ -160,15 +255,21 @@ func (t *cluster) masters(ctx context.Context) (map[string]bool, error) {
 		if err == nil {
 			err = t.nowLoaded(ctx)
 		}
+		if err != nil {
+			t.slots.Failed(err) // which may come too late
+		} else {
+			t.slots.Answered()
+		}
 		done <- err
 	}) {
-		return nil, ErrClosed
+		return nil, store.ErrClosed
 	}
 	select {
 	case err := <-done:
 		return masters, classify("CLUSTER SLOTS", err)
 	case <-ctx.Done():
-		return nil, errTimeout
+		t.slots.Silent(t.s.ctx, t.s.spawnCall, t.s.opts.RedisTimeout)
+		return nil, t.slots.Explain(errTimeout)
 	}
 }
 
@@ -182,13 +283,11 @@ func (t *cluster) nowLoaded(ctx context.Context) error {
 		return nil
 	}
 	n := nodes[0]
-	err := t.s.bounded(ctx, n, "PUBSUB SHARDNUMSUB", func(ctx context.Context) error {
-		return n.client.PubSubShardNumSub(ctx, "probe").Err()
-	})
+	err := n.direct(ctx, "PUBSUB SHARDNUMSUB", redis.NewMapStringIntCmd(ctx, "pubsub", "shardnumsub", "probe"))
 	switch {
 	case err == nil:
 		t.s.sharded.Store(true)
-	case !errors.Is(err, ErrRefused): // not an older Redis, but no answer
+	case !errors.Is(err, store.ErrRefused): // not an older Redis, but no answer
 		return err
 	}
 	t.mu.Lock()
@@ -235,7 +334,7 @@ func (t *cluster) dropDemoted(masters map[string]bool) {
 	var gone []*node
 	t.mu.Lock()
 	for addr, n := range t.nodes {
-		if !masters[addr] && n.sub.idle() {
+		if !masters[addr] && t.s.watches(n.sub) == 0 {
 			delete(t.nodes, addr)
 			gone = append(gone, n)
 		}
@@ -255,7 +354,7 @@ func (t *cluster) node(name string) (*node, error) {
 	loaded := t.loaded
 	t.mu.RUnlock()
 	if !loaded {
-		return nil, errNotLoaded
+		return nil, t.slots.Explain(errNotLoaded)
 	}
 	c, err := t.client.MasterForKey(t.s.ctx, name)
 	if err != nil {
@@ -278,7 +377,7 @@ func (t *cluster) forClient(c *redis.Client) (*node, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
-		return nil, ErrClosed
+		return nil, store.ErrClosed
 	}
 	if n = t.nodes[addr]; n == nil || n.client != nodeClient(c) {
 		if old := n; old != nil {
@@ -291,7 +390,7 @@ func (t *cluster) forClient(c *redis.Client) (*node, error) {
 		}
 		n = newNode(t.s, addr, c, t.client.ReloadState)
 		t.nodes[addr] = n
-		t.s.feeds.down() // until its invalidations are heard, too
+		t.s.feeds.Down() // until its invalidations are heard, too
 		t.startAll()
 	}
 	return n, nil
