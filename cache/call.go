@@ -25,14 +25,14 @@ func (s *Redis) doWithin(ctx context.Context, n *node, op string, d time.Duratio
 // node is known to be away.
 func (s *Redis) readWithin(ctx context.Context, n *node, d time.Duration, fn func(context.Context) error) error {
 	if !n.breaker.allow() {
-		return errBreakerOpen
+		return n.explain(errBreakerOpen)
 	}
 	return s.doUntil(ctx, n, "read", d, n.breaker.away(), fn)
 }
 
 func (s *Redis) doUntil(ctx context.Context, n *node, op string, d time.Duration, away <-chan struct{}, fn func(context.Context) error) error {
 	if !n.breaker.allow() {
-		return errBreakerOpen
+		return n.explain(errBreakerOpen)
 	}
 	after := n.breaker.sent()
 	err := s.boundedBy(ctx, n, op, d, away, fn)
@@ -42,7 +42,7 @@ func (s *Redis) doUntil(ctx context.Context, n *node, op string, d time.Duration
 	case tripsBreaker(err):
 		n.breaker.failed(after, err)
 	}
-	return err
+	return n.explain(err)
 }
 
 // bounded is do without the breaker.
@@ -72,7 +72,9 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 	done := make(chan error, 1)
 	if !s.spawnBrief(func() {
 		defer func() { <-n.slots; cancel() }()
-		done <- fn(callCtx)
+		err := classify(op, fn(callCtx))
+		s.failed(n, err)
+		done <- err
 	}) {
 		<-n.slots
 		cancel()
@@ -81,9 +83,13 @@ func (s *Redis) boundedBy(ctx context.Context, n *node, op string, d time.Durati
 	for extended := false; ; extended = true {
 		select {
 		case err := <-done:
-			return classify(op, err)
+			if err == nil {
+				n.outage.Answered()
+			}
+			return err
 		case <-timer.C:
 			if extended || !s.noticedLate(n, end) {
+				s.silent(n)
 				return errTimeout
 			}
 			timer.Reset(d)

@@ -64,15 +64,20 @@ func unserved(err error) bool {
 var (
 	errBreakerOpen = fmt.Errorf("%w: the breaker is open, as calls before this one got no answer", ErrUnavailable)
 	errBusy        = fmt.Errorf("%w: too many calls are under way (Options.MaxInFlight)", ErrUnavailable)
-	errTimeout     = fmt.Errorf("%w: no answer, or no connection, in time (Options.RedisTimeout; what fails the Redis client may have logged)", ErrUnavailable)
+	errTimeout     = fmt.Errorf("%w: no answer, or no connection, in time (Options.RedisTimeout)", ErrUnavailable)
 )
 
 // errEndedBefore is wrapped around the cause of a context's end where nothing
 // was sent.
 var errEndedBefore = errors.New("cache: nothing was sent")
 
-// ended is the error of a context that is over, or nil.
+var errNilContext = errors.New("cache: nil context (use context.Background())")
+
+// ended is the error of a context that is over, or missing; nil otherwise.
 func ended(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
 	if ctx.Err() == nil {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/gob"
 	"fmt"
 	"log"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -41,6 +42,29 @@ func ExampleNewRedis() {
 	// Output:
 	// dead holders are noticed: true
 	// Ada <nil> true
+}
+
+func ExampleACLRules() {
+	rules, err := cache.ACLRules("shop", false)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("ACL SETUSER shop on >password", rules)
+	// Output:
+	// ACL SETUSER shop on >password resetkeys resetchannels -@all ~shop:* &shop:* +hello +ping +get +mget +exists +pttl +set +getrange +setrange +del +pexpire +incr +sadd +srem +scard +smembers +hmget +hset +hincrby +eval +evalsha +publish +subscribe +unsubscribe +pubsub|numsub
+}
+
+// A redisLog takes the lines that go-redis writes to stderr otherwise.
+type redisLog struct{ logger *slog.Logger }
+
+func (l redisLog) Printf(ctx context.Context, format string, v ...any) {
+	l.logger.WarnContext(ctx, fmt.Sprintf(format, v...))
+}
+
+// The log lines of go-redis are those of all clients of the process, so the program
+// says where they go.
+func ExampleNewRedis_logLines() {
+	redis.SetLogger(redisLog{slog.Default()})
 }
 
 func ExampleNewMemory() {

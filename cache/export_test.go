@@ -56,7 +56,7 @@ func (m *Memory) RewindTags(n uint64) {
 func (m *Memory) ForgetClock() {
 	m.data.mu.Lock()
 	defer m.data.mu.Unlock()
-	m.data.tags.now = newMemoryTags().now
+	m.data.tags.now, m.data.tags.changed = newMemoryTags().now, [buckets]uint64{}
 }
 
 // TagNames are the names of the clock of tags and of a tag's record.

@@ -25,9 +25,13 @@ func (s *Redis) Set(ctx context.Context, key string, e *Entry) error {
 	}
 	wake := Message{Signal: Filled, Token: e.Version}
 	bytes := e.Encode()
-	return s.change(ctx, key, "set", setScript.invoke(5,
+	err := s.change(ctx, key, "set", setScript.invoke(5,
 		names.entry, names.lease, names.tries, names.pause, names.failures,
 		bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish(), s.keys.invalidations(), key))
+	if err == nil {
+		s.stored(names.entry)
+	}
+	return err
 }
 
 // Delete implements [Store].

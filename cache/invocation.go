@@ -65,8 +65,13 @@ func (inv *invocation) run(ctx context.Context, client redis.UniversalClient) (a
 	}
 }
 
+// A processor carries a command out.
+type processor interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
 // try is run for those who don't wait for a slot.
-func (inv *invocation) try(ctx context.Context, client redis.UniversalClient) (any, error) {
+func (inv *invocation) try(ctx context.Context, client processor) (any, error) {
 	cmd := inv.command(ctx)
 	err := client.Process(ctx, cmd)
 	if isUnknownScript(err) {

@@ -19,9 +19,6 @@ type lane[B laden] struct {
 	// mayGo is asked with mu held whether a batch may be sent while so many are under
 	// way, or about to be taken by a sender. Where none is, any may.
 	mayGo func(bt B, busy int) bool
-	// hold, if there is one, is asked with mu held before the next batch is taken,
-	// which may be none, and answers whether to leave it for a missPause first.
-	hold func(next B) bool
 	// took, if there is one, is told with mu held of a batch that has left the queue.
 	took func(B)
 

@@ -30,24 +30,12 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 		if s.closing.Load() {
 			return Answer{}, ErrClosed
 		}
+		asked := time.Now()
 		answer, err := s.acquireOnce(ctx, key, &ask, over)
 		switch {
 		case errors.Is(err, errUnsubscribed):
-			n, nodeErr := s.topo.node(s.keys.names(key).wake)
-			if nodeErr != nil {
-				return Answer{}, nodeErr
-			}
-			until := n.sub.patience(deadline)
-			if time.Now().After(until) {
-				n.sub.doubt(deadline.Add(-s.opts.RedisTimeout))
+			if err := s.awaitSubscription(ctx, key, asked, deadline); err != nil {
 				return Answer{}, err
-			}
-			if err := n.sub.awaitLive(ctx, time.Until(until)); err != nil {
-				return Answer{}, err
-			}
-			// It may be live only as far as is known here: don't ask in a busy loop.
-			if sleep(ctx, unsubscribedWait) != nil {
-				return Answer{}, ended(ctx)
 			}
 		case errors.Is(err, ErrUnavailable) && !resent && !ask.Once && ended(ctx) == nil && !errors.Is(err, errBreakerOpen):
 			resent = true
@@ -64,6 +52,33 @@ func (s *Redis) Acquire(ctx context.Context, key string, ask Ask) (Answer, error
 			return answer, nil
 		}
 	}
+}
+
+// awaitSubscription waits, after an acquire that was sent at the time asked, until it is
+// worth asking again, and for no longer than the deadline allows. Redis did not see this
+// process's subscription.
+func (s *Redis) awaitSubscription(ctx context.Context, key string, asked, deadline time.Time) error {
+	n, err := s.topo.node(s.keys.names(key).wake)
+	if err != nil {
+		return err
+	}
+	n.sub.unsubscribed(asked)
+	if !s.liveness.on.Load() {
+		return nil // the next acquire does without
+	}
+	until := n.sub.patience(deadline)
+	if time.Now().After(until) {
+		n.sub.doubt(deadline.Add(-s.opts.RedisTimeout))
+		return n.explain(errUnsubscribed)
+	}
+	if err := n.sub.awaitReady(ctx, time.Until(until)); err != nil {
+		return n.explain(err)
+	}
+	// The subscription may be confirmed and still not be seen: no busy loop.
+	if sleep(ctx, unsubscribedWait) != nil {
+		return ended(ctx)
+	}
+	return nil
 }
 
 // errUnsubscribed: Redis doesn't see this process's own liveness channel.
@@ -121,6 +136,7 @@ func (s *Redis) acquiring(names *nameWords, token Token, ask *Ask, over Token) i
 func (s *Redis) entered(token Token, key string, ask *Ask, sent time.Time, answer Answer, err error) (Answer, error) {
 	if answer.Reading != nil {
 		answer.Reading.lay(time.Since(sent), s.opts.RedisTimeout)
+		s.stored(s.keys.entry(key))
 	}
 	switch {
 	case err != nil && !errors.Is(err, ErrRefused):
@@ -148,7 +164,7 @@ func optional(t Token) []byte {
 }
 
 func (s *Redis) livenessArg() int {
-	if s.liveness.Load() {
+	if s.liveness.on.Load() {
 		return 1
 	}
 	return 0
@@ -218,104 +234,4 @@ func (r *replies) token(i int) Token {
 		return Token{}
 	}
 	return Token([]byte(s))
-}
-
-// Fill implements [Store].
-func (s *Redis) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
-	if s.closing.Load() {
-		return false, ErrClosed // Close releases it
-	}
-	if len(e.Tags) > 0 {
-		if err := s.tie(ctx, e)[0]; err != nil {
-			_ = s.release(context.WithoutCancel(ctx), l.Key, l.Token)
-			return false, err
-		}
-	}
-	return s.giveBack(ctx, l, "fill", s.filling(l, e))
-}
-
-// filling is one fill, to be sent.
-func (s *Redis) filling(l *Lease, e *Entry) invocation {
-	names := s.namesOf(l)
-	e.Version = l.Token
-	wake := Message{Signal: Filled, Token: l.Token}
-	bytes := e.Encode()
-	return fillScript.invoke(5,
-		names.entry, names.lease, names.tries, names.pause, names.failures,
-		l.Token[:], bytes, ttlArg(e.TTL), names.wake, wake.Encode(), rides(bytes), s.publish())
-}
-
-// namesOf are the names of a lease's key, which its acquire has put together.
-func (s *Redis) namesOf(l *Lease) *nameWords {
-	if l.names != nil {
-		return l.names
-	}
-	return s.keys.words(l.Key)
-}
-
-// ttlArg keeps an expiry positive: Redis refuses zero.
-func ttlArg(d time.Duration) int64 { return max(1, d.Milliseconds()) }
-
-func rides(entry []byte) int {
-	if len(entry) <= MaxMessageBody {
-		return 1
-	}
-	return 0
-}
-
-// Fail implements [Store].
-func (s *Redis) Fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error) {
-	return s.giveBack(ctx, l, "fail", s.failing(l, failure, pause))
-}
-
-// failing is one fail, to be sent.
-func (s *Redis) failing(l *Lease, failure []byte, pause time.Duration) invocation {
-	names := s.namesOf(l)
-	wake := Message{Signal: FailedSignal, Token: l.Token}
-	if pause > 0 {
-		pause = max(pause, time.Millisecond)
-	}
-	return failScript.invoke(5,
-		names.lease, names.tries, names.pause, names.failed(l.Token), names.failures,
-		l.Token[:], failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish())
-}
-
-// giveBack runs a script that ends a lease if it is still held.
-func (s *Redis) giveBack(ctx context.Context, l *Lease, op string, inv invocation) (bool, error) {
-	if s.closing.Load() {
-		return false, ErrClosed // Close releases it
-	}
-	s.ledger.give(l.Token)
-	reply, _, err := s.order(ctx, op, inv, nil)
-	switch {
-	case err == nil, errors.Is(err, ErrRefused):
-		s.ledger.forget(l.Token)
-	default:
-		s.ledger.leave(l.Token)
-	}
-	return reply == int64(1), err
-}
-
-// Release implements [Store].
-func (s *Redis) Release(ctx context.Context, l *Lease) error {
-	return s.release(ctx, l.Key, l.Token)
-}
-
-func (s *Redis) release(ctx context.Context, key string, token Token) error {
-	inv := s.releasing(key, token)
-	s.ledger.give(token)
-	_, _, err := s.order(ctx, "release", inv, nil)
-	if err == nil {
-		s.ledger.forget(token)
-	} else {
-		s.ledger.leave(token)
-	}
-	return err
-}
-
-// releasing is one release, to be sent.
-func (s *Redis) releasing(key string, token Token) invocation {
-	names := s.keys.names(key)
-	wake := Message{Signal: Released, Token: token}
-	return releaseScript.invoke(2, names.lease, names.tries, token[:], names.wake, wake.Encode(), s.publish())
 }

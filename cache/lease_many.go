@@ -119,7 +119,7 @@ func (s *Redis) acquirePart(ctx context.Context, n *node, requests []Request, pa
 			s.ledger.leave(tokens[j])
 			all[i] = Acquired{Err: err}
 		default:
-			a, err := s.entered(tokens[j], r.Key, &r.Ask, sent, answers[j].Answer, answers[j].Err)
+			a, err := s.entered(tokens[j], r.Key, &r.Ask, sent, answers[j].Answer, n.explain(answers[j].Err))
 			all[i] = Acquired{a, err}
 			heard = heard || answers[j].Err == nil
 		}
@@ -169,27 +169,38 @@ func parseAcquires(replies []reply) []Acquired {
 }
 
 // ReturnMany implements [Store]: one pipeline on each node for every 2000
-// leases, or every 4 MiB of entries. It sends again only what was certainly not
-// carried out.
+// leases, or every 4 MiB of entries. In the pipelines it sends again only what was
+// certainly not carried out. Leases that Redis does not answer for are given back again
+// in the background, each by itself.
 func (s *Redis) ReturnMany(ctx context.Context, returns []Return) []Returned {
 	all := make([]Returned, len(returns))
-	leases := make([]string, len(returns))
-	returns, refused := s.tieReturns(ctx, returns)
-	for i := range returns {
-		leases[i] = s.keys.names(returns[i].Lease.Key).lease
+	start := time.Now()
+	tied, refused := s.tieReturns(ctx, returns)
+	send := make([]int, 0, len(tied))
+	leases := make([]string, 0, len(tied))
+	for i := range tied {
+		if err := refused[i]; s.unanswered(err) {
+			r := &returns[i]
+			s.gaveBack(r, err, start, s.ledger.give(r.Lease.Token))
+			continue
+		}
+		send, leases = append(send, i), append(leases, s.keys.names(tied[i].Lease.Key).lease)
 	}
 	size := func(i int) int {
-		if e := returns[i].Entry; e != nil {
+		if e := tied[i].Entry; e != nil {
 			return len(e.Payload)
 		}
-		return len(returns[i].Failure)
+		return len(tied[i].Failure)
 	}
-	s.onNodes(leases, func(i int, err error) {
-		s.ledger.leave(returns[i].Lease.Token)
-		all[i].Err = err
+	s.onNodes(leases, func(j int, err error) {
+		s.ledger.leave(tied[send[j]].Lease.Token)
+		all[send[j]].Err = err
 	}, func(n *node, places []int) {
+		for j := range places {
+			places[j] = send[places[j]]
+		}
 		for _, part := range chunks(places, size) {
-			s.returnPart(ctx, n, returns, part, all)
+			s.returnPart(ctx, n, tied, part, all)
 		}
 	})
 	for i, err := range refused {
@@ -220,6 +231,8 @@ func (s *Redis) tieReturns(ctx context.Context, returns []Return) (_ []Return, r
 }
 
 func (s *Redis) returnPart(ctx context.Context, n *node, returns []Return, part []int, all []Returned) {
+	start := time.Now()
+	ttls := make(map[int]time.Duration, len(part))
 	invs := make([]invocation, 0, len(part))
 	sent := make([]int, 0, len(part))
 	for _, i := range part {
@@ -228,7 +241,7 @@ func (s *Redis) returnPart(ctx context.Context, n *node, returns []Return, part 
 			all[i].Err = ErrClosed // Close releases it
 			continue
 		}
-		s.ledger.give(r.Lease.Token)
+		ttls[i] = s.ledger.give(r.Lease.Token)
 		invs, sent = append(invs, s.returning(r)), append(sent, i)
 	}
 	if len(sent) == 0 {
@@ -246,27 +259,24 @@ func (s *Redis) returnPart(ctx context.Context, n *node, returns []Return, part 
 	default: // it was given up, or not sent
 	}
 	for j, i := range sent {
-		if replies == nil {
-			s.ledger.leave(returns[i].Lease.Token)
+		r := &returns[i]
+		switch {
+		case replies == nil:
 			all[i].Err = err
+		case notCarriedOut(replies[j].err):
+			all[i].OK, all[i].Err = s.giveBack(ctx, r)
+			all[i].OK = all[i].OK || r.releases() && all[i].Err == nil
 			continue
+		default:
+			err := classify("giving back", replies[j].err)
+			all[i] = Returned{err == nil && (r.releases() || replies[j].value == int64(1)), err}
 		}
-		all[i] = s.returned(ctx, &returns[i], replies[j])
+		s.gaveBack(r, all[i].Err, start, ttls[i])
+		if all[i].OK && r.Entry != nil {
+			s.stored(s.namesOf(r.Lease).entry.(string))
+		}
+		all[i].Err = n.explain(all[i].Err)
 	}
-}
-
-// returned takes one answer in.
-func (s *Redis) returned(ctx context.Context, r *Return, answer reply) Returned {
-	if notCarriedOut(answer.err) {
-		return s.returnSingly(ctx, r)
-	}
-	err := classify("giving back", answer.err)
-	if err == nil || errors.Is(err, ErrRefused) && !r.releases() {
-		s.ledger.forget(r.Lease.Token)
-	} else {
-		s.ledger.leave(r.Lease.Token)
-	}
-	return Returned{err == nil && (r.releases() || answer.value == int64(1)), err}
 }
 
 // notCarriedOut reports whether the server said so.
@@ -280,30 +290,4 @@ func notCarriedOut(err error) bool {
 		}
 	}
 	return false
-}
-
-func (s *Redis) returnSingly(ctx context.Context, r *Return) (done Returned) {
-	switch {
-	case r.Entry != nil:
-		done.OK, done.Err = s.Fill(ctx, r.Lease, r.Entry)
-	case r.Failed:
-		done.OK, done.Err = s.Fail(ctx, r.Lease, r.Failure, r.Pause)
-	default:
-		done.Err = s.Release(ctx, r.Lease)
-		done.OK = done.Err == nil
-	}
-	return done
-}
-
-func (r *Return) releases() bool { return r.Entry == nil && !r.Failed }
-
-// returning is one fill, fail or release, to be sent.
-func (s *Redis) returning(r *Return) invocation {
-	switch {
-	case r.Entry != nil:
-		return s.filling(r.Lease, r.Entry)
-	case r.Failed:
-		return s.failing(r.Lease, r.Failure, r.Pause)
-	}
-	return s.releasing(r.Lease.Key, r.Lease.Token)
 }

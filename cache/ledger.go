@@ -89,13 +89,24 @@ func (l *ledger) grant(lease *Lease, sent time.Time, renewFor time.Duration) boo
 }
 
 // give notes that the lease's fill or fail is about to be sent: from now on it
-// isn't renewed.
-func (l *ledger) give(t Token) {
+// isn't renewed. It returns the lease's TTL; 0 if the token isn't known.
+func (l *ledger) give(t Token) (ttl time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.tokens[t]; r != nil {
-		r.state = giving
+	r := l.tokens[t]
+	if r == nil {
+		return 0
 	}
+	r.state = giving
+	return r.ttl
+}
+
+// gives reports whether the lease is on its way back.
+func (l *ledger) gives(t Token) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.tokens[t]
+	return r != nil && r.state == giving
 }
 
 // forget drops a token that Redis has answered about: not granted, or given back.

@@ -19,18 +19,19 @@ type Acquired struct {
 }
 
 // A Return gives one of many leases back: by Fill if it has an Entry, by Fail if
-// it is Failed, else by Release.
+// it is Failed, or by Decline if it is also Declined, else by Release.
 type Return struct {
 	Lease *Lease
 
 	Entry *Entry // Fill
 
-	Failed  bool          // Fail
-	Failure []byte        // Fail
-	Pause   time.Duration // Fail
+	Failed   bool          // Fail or Decline
+	Declined bool          // Decline
+	Failure  []byte        // of either
+	Pause    time.Duration // of either
 }
 
-// Returned is what became of a [Return]: what Fill or Fail would have answered,
+// Returned is what became of a [Return]: what Fill, Fail or Decline would have answered,
 // and true for a Release that was carried out.
 type Returned struct {
 	OK  bool

@@ -92,13 +92,26 @@ func (m *Memory) Fill(ctx context.Context, l *Lease, e *Entry) (bool, error) {
 
 // Fail implements [Store].
 func (m *Memory) Fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error) {
+	return m.fail(ctx, l, failure, pause, false)
+}
+
+// Decline implements [Store].
+func (m *Memory) Decline(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error) {
+	return m.fail(ctx, l, failure, pause, true)
+}
+
+func (m *Memory) fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration, declined bool) (bool, error) {
 	return m.giveBack(ctx, l, func(k *memoryKey, now time.Time) error {
 		failure := bytes.Clone(failure)
 		if k.failed == nil {
 			k.failed = map[Token]memoryFailure{}
 		}
 		k.failed[l.Token] = memoryFailure{failure, now.Add(failureKept)}
-		k.tries = nil
+		if declined {
+			delete(k.tries, l.Token)
+		} else {
+			k.tries = nil
+		}
 		if pause > 0 {
 			k.pause, k.pauseEnds = failure, now.Add(pause)
 			k.failures++

@@ -27,7 +27,7 @@ func (m *Memory) ReturnMany(ctx context.Context, returns []Return) []Returned {
 		case r.Entry != nil:
 			all[i].OK, all[i].Err = m.Fill(ctx, r.Lease, r.Entry)
 		case r.Failed:
-			all[i].OK, all[i].Err = m.Fail(ctx, r.Lease, r.Failure, r.Pause)
+			all[i].OK, all[i].Err = m.fail(ctx, r.Lease, r.Failure, r.Pause, r.Declined)
 		default:
 			all[i].Err = m.Release(ctx, r.Lease)
 			all[i].OK = all[i].Err == nil

@@ -12,6 +12,7 @@ import (
 type memoryTags struct {
 	now     Stamp
 	records map[string]*memoryTag
+	changed [buckets]uint64 // when a tag of each was last changed
 }
 
 // A memoryTag is a tag's record.
@@ -65,7 +66,7 @@ func (r *memoryTag) keep(until time.Time) {
 	}
 }
 
-// tie follows Redis.tie.
+// tie follows Redis.tie. A record that is made anew is settled at once.
 func (t *memoryTags) tie(e *Entry, now time.Time) error {
 	if len(e.Tags) == 0 {
 		return nil
@@ -75,7 +76,7 @@ func (t *memoryTags) tie(e *Entry, now time.Time) error {
 	}
 	verdict := tagHolds
 	for _, tag := range e.Tags {
-		r := t.make(tag, memoryTag{tagRecord: tagRecord{deleted: e.goodAt()}}, now)
+		r := t.make(tag, memoryTag{tagRecord: tagRecord{deleted: max(e.goodAt(), t.changed[bucketOf(tag)])}}, now)
 		r.tied = max(r.tied, e.goodAt())
 		r.keep(now.Add(e.TTL + tagSlack))
 		verdict = max(verdict, r.judge(e))
@@ -169,6 +170,7 @@ func (m *Memory) changeTags(ctx context.Context, tags []string, field func(*memo
 		f := field(r)
 		*f = max(*f, n, r.tied+1)
 		d.tags.now.N = max(d.tags.now.N, *f)
+		d.tags.changed[bucketOf(tag)] = d.tags.now.N
 		r.keep(now.Add(tagWindow))
 		d.feeds.forget(Invalidation{Tag: tag})
 	}

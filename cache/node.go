@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/outage"
 )
 
 // nodeClient is what the store asks of a single Redis node: everything that
@@ -17,7 +19,7 @@ import (
 type nodeClient interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 	Process(ctx context.Context, cmd redis.Cmder) error
-	PubSubNumSub(ctx context.Context, channels ...string) *redis.MapStringIntCmd
+	AddHook(redis.Hook)
 	PubSubShardNumSub(ctx context.Context, channels ...string) *redis.MapStringIntCmd
 }
 
@@ -36,7 +38,8 @@ type node struct {
 	client  nodeClient
 	slots   chan struct{} // calls under way
 	breaker *breaker
-	reads   *batcher
+	outage  *outage.Node
+	reads   nodeReads
 	orders  *lane[*orders]
 	sub     *subscriber
 	ctx     context.Context // ends with the node
@@ -44,7 +47,8 @@ type node struct {
 }
 
 func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Context)) *node {
-	n := &node{addr: addr, client: client, slots: make(chan struct{}, s.opts.MaxInFlight)}
+	client.AddHook(endedDials{})
+	n := &node{addr: addr, client: client, slots: make(chan struct{}, s.opts.MaxInFlight), outage: outage.NewNode(client)}
 	n.ctx, n.cancel = context.WithCancel(s.ctx)
 	n.breaker = &breaker{
 		limit: int32(s.opts.BreakerFailures),
@@ -64,15 +68,65 @@ func newNode(s *Redis, addr string, client nodeClient, onProbe func(context.Cont
 			kind := BreakerOpened
 			if !open {
 				kind = BreakerClosed
+			} else { // the cause is about to be known
+				ctx, cancel := context.WithTimeout(n.ctx, s.opts.RedisTimeout)
+				n.outage.Known(ctx)
+				cancel()
 			}
-			s.observe(Event{Kind: kind, Node: addr, Duration: since, Err: err})
+			s.observe(Event{Kind: kind, Node: addr, Duration: since, Err: n.explain(err)})
 		},
 	}
 	n.breaker.arm()
-	n.reads, n.orders = newBatcher(s, n), newOrderLane(s, n)
+	n.reads, n.orders = nodeReads{newBatcher(s, n)}, newOrderLane(s, n)
 	n.sub = newSubscriber(s, n, n.ctx)
 	return n
 }
+
+// nodeReads names the node in the errors of its reads.
+type nodeReads struct{ *batcher }
+
+func (r nodeReads) read(ctx context.Context, name string) (*Reading, error) {
+	reading, err := r.batcher.read(ctx, name)
+	if err != nil {
+		return nil, r.n.explain(err)
+	}
+	return reading, nil
+}
+
+// explain names the node in an error of a call. An error that doesn't tell a cause gets
+// the cause of the node's outage, as far as it is known.
+func (n *node) explain(err error) error {
+	isErr := func(target error) bool { return errors.Is(err, target) }
+	switch {
+	case isErr(ErrUnavailable) && outage.SaysNothing(err):
+		return n.outage.Explain(err)
+	case slices.ContainsFunc([]error{errBreakerOpen, errTimeout, errBusy, errUnsubscribed}, isErr):
+		return n.outage.Explain(err)
+	case isErr(ErrUnavailable), isErr(ErrRefused):
+		return n.outage.Name(err)
+	}
+	return err
+}
+
+// failed takes note of the classified error of a call. It is called also if the error
+// comes too late for the caller.
+func (s *Redis) failed(n *node, err error) {
+	if !tripsBreaker(err) {
+		return
+	}
+	if outage.SaysNothing(err) {
+		s.silent(n)
+		return
+	}
+	if all, ok := err.(interface{ Unwrap() []error }); ok { // the client's is the last: see classify
+		causes := all.Unwrap()
+		err = causes[len(causes)-1]
+	}
+	n.outage.Failed(err)
+}
+
+// silent is called when a call to the node got no answer in time.
+func (s *Redis) silent(n *node) { n.outage.Silent(n.ctx, s.spawnCall, s.opts.RedisTimeout) }
 
 // A topology knows which node serves a key.
 type topology interface {
@@ -115,6 +169,8 @@ type cluster struct {
 	s      *Redis
 	client clusterClient
 
+	slots *outage.Node // where they are read from, and why they can't be
+
 	mu      sync.RWMutex
 	loaded  bool
 	started bool
@@ -123,7 +179,7 @@ type cluster struct {
 }
 
 func newClusterTopology(s *Redis, client clusterClient) *cluster {
-	return &cluster{s: s, client: client, nodes: map[string]*node{}}
+	return &cluster{s: s, client: client, slots: outage.NewNode(client), nodes: map[string]*node{}}
 }
 
 func (t *cluster) all() []*node {
@@ -160,6 +216,11 @@ func (t *cluster) masters(ctx context.Context) (map[string]bool, error) {
 		if err == nil {
 			err = t.nowLoaded(ctx)
 		}
+		if err != nil {
+			t.slots.Failed(err) // which may come too late
+		} else {
+			t.slots.Answered()
+		}
 		done <- err
 	}) {
 		return nil, ErrClosed
@@ -168,7 +229,8 @@ func (t *cluster) masters(ctx context.Context) (map[string]bool, error) {
 	case err := <-done:
 		return masters, classify("CLUSTER SLOTS", err)
 	case <-ctx.Done():
-		return nil, errTimeout
+		t.slots.Silent(t.s.ctx, t.s.spawnCall, t.s.opts.RedisTimeout)
+		return nil, t.slots.Explain(errTimeout)
 	}
 }
 
@@ -255,7 +317,7 @@ func (t *cluster) node(name string) (*node, error) {
 	loaded := t.loaded
 	t.mu.RUnlock()
 	if !loaded {
-		return nil, errNotLoaded
+		return nil, t.slots.Explain(errNotLoaded)
 	}
 	c, err := t.client.MasterForKey(t.s.ctx, name)
 	if err != nil {

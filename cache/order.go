@@ -127,7 +127,7 @@ func (s *Redis) order(ctx context.Context, op string, inv invocation, late func(
 	case err != nil:
 		return nil, notSent, err
 	case !n.breaker.allow():
-		return nil, notSent, errBreakerOpen
+		return nil, notSent, n.explain(errBreakerOpen)
 	}
 	away := n.breaker.away()
 	bt := n.orders.join(n.orders.next, func(bt *orders) { bt.all, bt.bytes = append(bt.all, o), bt.bytes+size })
@@ -140,11 +140,11 @@ func (s *Redis) order(ctx context.Context, op string, inv invocation, late func(
 	case fate == gotAnswer && notCarriedOut(r.err):
 		return s.orderAlone(ctx, op, inv, late)
 	case fate == gotAnswer:
-		return r.value, fate, classify(op, r.err)
+		return r.value, fate, n.explain(classify(op, r.err))
 	case fate == notSent && errors.Is(err, errTimeout):
 		err = errBusy
 	}
-	return nil, fate, err
+	return nil, fate, n.explain(err)
 }
 
 // await waits for the batch, or the end of ctx or of the store; or, as long as
@@ -188,7 +188,7 @@ func (s *Redis) orderAlone(ctx context.Context, op string, inv invocation, late 
 	})
 	r, fate := h.settle()
 	if fate == gotAnswer {
-		return r.value, fate, classify(op, r.err)
+		return r.value, fate, n.explain(classify(op, r.err))
 	}
 	return nil, fate, err
 }

@@ -3,6 +3,7 @@ package cache_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,11 +29,24 @@ func asUser(t *testing.T, server *redistest.Server, rules ...any) *redis.Client 
 	return client
 }
 
-// granted is what NewRedis's doc says the user needs on a standalone server.
-var granted = []any{
-	"~app:*", "&app:*", "+hello", "+get", "+pttl", "+eval", "+evalsha", "+set", "+getrange", "+setrange",
-	"+del", "+pexpire", "+incr", "+sadd", "+srem", "+scard", "+smembers", "+hmget", "+hset", "+hincrby", "+publish", "+subscribe", "+unsubscribe",
-	"+pubsub", "+ping",
+// granted are the rules that a store can't do without on a standalone server.
+var granted = slices.DeleteFunc(rules(false), func(rule any) bool { return rule == "+mget" || rule == "+exists" })
+
+// rules are those of ACLRules, as arguments of ACL SETUSER.
+func rules(cluster bool) (args []any) {
+	line, err := cache.ACLRules("app", cluster)
+	if err != nil {
+		panic(err)
+	}
+	for _, rule := range strings.Fields(line) {
+		args = append(args, rule)
+	}
+	return args
+}
+
+// without are the granted rules but one.
+func without(rule string) []any {
+	return slices.DeleteFunc(slices.Clone(granted), func(r any) bool { return r == rule })
 }
 
 // pitfall 32
@@ -83,48 +97,89 @@ func works(t *testing.T, s *cache.Redis) {
 }
 
 // pitfall 32
-func TestUserWithoutScriptsIsToldAtTheStart(t *testing.T) {
+func TestMissingPermissionIsNamedAtTheStart(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
-	for _, missing := range []any{"+get", "+del", "+incr", "+smembers", "+hmget", "+hset", "+hincrby", "+publish", "+setrange", "~app:*"} {
-		var rules []any
-		for _, g := range granted {
-			if g != missing {
-				rules = append(rules, g)
+	for _, rule := range []string{
+		"+ping", "+get", "+pttl", "+set", "+getrange", "+setrange", "+del", "+pexpire", "+incr", "+sadd", "+srem", "+scard", "+smembers",
+		"+hmget", "+hset", "+hincrby", "+eval", "+evalsha", "+publish", "~app:*", "&app:*",
+	} {
+		_, err := cache.NewRedis(asUser(t, server, without(rule)...), cache.Options{Namespace: "app"})
+		if !errors.Is(err, cache.ErrRefused) || !strings.Contains(err.Error(), "grant it "+rule+" (") {
+			t.Errorf("without %s: %v", rule, err)
+		}
+	}
+	left, err := server.Client().Keys(t.Context(), "*").Result()
+	if err != nil {
+		t.Error(err)
+	}
+	for _, key := range left {
+		if ttl, err := server.Client().TTL(t.Context(), key).Result(); err != nil || ttl < 0 && !strings.HasSuffix(key, ":clock") {
+			t.Errorf("%s is left behind: %v, %v", key, ttl, err)
+		}
+	}
+}
+
+// pitfall 32
+func TestAllMissingPermissionsAreNamed(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	for _, c := range []struct {
+		rules []any
+		want  string
+	}{
+		{append(without("~app:*"), "~app:{*", "-hset", "-incr"), "+incr +hset"},
+		{append(without("&app:*"), "&app:{*", "&app:alive:*"), "&app:*"}, // invalidations would be lost
+		{append(without("~app:*"), "%R~app:*"), "~app:*"},
+		{nil, "+ping +get"},
+	} {
+		_, err := cache.NewRedis(asUser(t, server, c.rules...), cache.Options{Namespace: "app"})
+		if err == nil || !strings.Contains(err.Error(), "grant it "+c.want) {
+			t.Errorf("%v: %v", c.rules, err)
+		}
+	}
+}
+
+func TestMissingPermissionIsNamedOnACluster(t *testing.T) {
+	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
+	for _, rule := range []string{"+cluster|slots", "+spublish", "+hset"} {
+		args := []any{"ACL", "SETUSER", rule, "on", ">secret"}
+		args = append(args, slices.DeleteFunc(rules(true), func(r any) bool { return r == rule })...)
+		for _, m := range cluster.Masters() {
+			if err := m.Client().Do(t.Context(), args...).Err(); err != nil {
+				t.Fatal(err)
 			}
 		}
-		_, err := cache.NewRedis(asUser(t, server, rules...), cache.Options{Namespace: "app"})
-		if err == nil || !strings.Contains(err.Error(), "can't do what the store needs") {
-			t.Errorf("without %v: %v", missing, err)
+		o := cluster.Options()
+		o.Username, o.Password = rule, "secret"
+		client := redis.NewClusterClient(o)
+		_, err := cache.NewRedis(client, cache.Options{Namespace: "app"})
+		if !errors.Is(err, cache.ErrRefused) || !strings.Contains(err.Error(), "grant it "+rule+" (") {
+			t.Errorf("without %s: %v", rule, err)
 		}
+		_ = client.Close()
 	}
-	var noScripts []any
-	for _, g := range granted {
-		if g != "+eval" && g != "+evalsha" {
-			noScripts = append(noScripts, g)
-		}
-	}
-	if _, err := cache.NewRedis(asUser(t, server, noScripts...), cache.Options{Namespace: "app"}); err == nil || !strings.Contains(err.Error(), "can't do what the store needs") {
-		t.Errorf("without scripts: %v", err)
+}
+
+func TestMissingCommandIsNamedAtTheStart(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{Args: []string{"--rename-command", "PUBLISH", "", "--rename-command", "HSET", "x"}})
+	_, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "app"})
+	if err == nil || !strings.Contains(err.Error(), "the server does not know HSET, PUBLISH, which") {
+		t.Error(err)
 	}
 }
 
 // pitfall 32: the documented lesser mode.
 func TestUserWithoutPubSubGetsTheLesserMode(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
-	for name, forbidden := range map[string]string{"PUBSUB": "+pubsub", "SUBSCRIBE": "+subscribe"} {
-		t.Run(name, func(t *testing.T) {
-			var rules []any
-			for _, g := range granted {
-				if g != forbidden {
-					rules = append(rules, g)
-				}
-			}
-			client := asUser(t, server, rules...)
-			s, err := cache.NewRedis(client, cache.Options{Namespace: "app"})
+	for rule, advice := range map[string]string{"+pubsub|numsub": "+pubsub", "+subscribe": "+subscribe"} {
+		t.Run(rule, func(t *testing.T) {
+			s, err := cache.NewRedis(asUser(t, server, without(rule)...), cache.Options{Namespace: "app"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, func() bool { return s.Liveness() != nil })
+			if err := s.Liveness(); !strings.Contains(err.Error(), "grant the Redis user "+advice) {
+				t.Error(err)
+			}
 			works(t, s)
 		})
 	}

@@ -15,9 +15,9 @@ import (
 type batcher struct {
 	*lane[*batch]
 	// Guarded by lane.mu.
-	missed []string          // names that the last batch found nothing under
-	bytes  int               // that a value has, about
-	closed map[string]*batch // of the queue: all but the last, by name
+	misses misses
+	bytes  int               // the size of a value, about
+	closed map[string]*batch // the batches of the queue but the last, by name
 }
 
 const (
@@ -32,11 +32,6 @@ const (
 	// others, and the caches of their processors hold it.
 	maxBatch      = 256
 	maxBatchBytes = 256 << 10
-	// missPause is how long a batch is held back that asks again for what the last
-	// one found nothing under. Whoever was told so is about to fetch it, or to
-	// wait for it, and those who come meanwhile can do that unread: see
-	// docs/decisions.md. So a cold key's commands don't grow with its callers.
-	missPause = 2 * time.Millisecond
 )
 
 // A batch is a load of reads.
@@ -113,31 +108,43 @@ func (bt *batch) read(ctx context.Context, pipe redis.Pipeliner) error {
 func (bt *batch) carriedOut() { bt.check.finishLater() }
 
 func newBatcher(s *Redis, n *node) *batcher {
-	b := &batcher{closed: map[string]*batch{}}
+	b := &batcher{misses: newMisses(), closed: map[string]*batch{}}
 	b.lane = newLane(s, n, func() *batch { return &batch{load: newLoad(), b: b, opened: time.Now()} }, b.mayGo)
-	b.lane.hold, b.lane.took = b.hold, b.took
+	b.lane.took = b.took
 	return b
 }
 
-// collecting is the batch of the queue that a name goes in: the one that it is in, or
-// the last, if that isn't full. It doesn't look through them: there may be thousands.
-// b.mu is held.
+// collecting is the batch that a read of the name joins, or nil for a new one: the batch
+// of the queue that has the name, or the one that waits if the name was just missed, or
+// the last of the queue if that is not full. The queue is not searched, as it may hold
+// thousands of batches. b.mu is held.
 func (b *batcher) collecting(name string) *batch {
 	if bt := b.closed[name]; bt != nil {
 		return bt
 	}
-	if len(b.queue) == 0 {
-		return nil
+	var last *batch
+	if n := len(b.queue); n > 0 {
+		last = b.queue[n-1]
 	}
-	last := b.queue[len(b.queue)-1]
-	if last.entries.has(name) || !last.full() {
+	if last != nil && last.entries.has(name) {
 		return last
 	}
-	last.closed = true
-	for _, name := range last.entries.names {
-		b.closed[name] = last
+	if bt := b.waitingFor(name); bt != nil {
+		return bt
 	}
+	if last == nil || !last.full() {
+		return last
+	}
+	b.close(last)
 	return nil
+}
+
+// close ends the collecting of a batch that is in the queue. b.mu is held.
+func (b *batcher) close(bt *batch) {
+	bt.closed = true
+	for _, name := range bt.entries.names {
+		b.closed[name] = bt
+	}
 }
 
 // took forgets where the names of a batch waited. b.mu is held.
@@ -266,19 +273,12 @@ func (s *nameSet) add(name string) int {
 	return i
 }
 
-// hold reports whether to hold the batch back a little: it holds a name that the
-// last one found nothing under. b.mu is held.
-func (b *batcher) hold(next *batch) bool {
-	missed := b.missed
-	b.missed = nil
-	return next != nil && slices.ContainsFunc(missed, next.entries.has)
-}
-
-// note keeps how large values are, and the names of a small batch that nothing was
-// found under; a large one takes its time by itself.
+// note learns from the results of a batch how large values are, and which names were
+// missed. The misses of a large batch are not remembered: it takes its time by itself.
 func (b *batcher) note(names []string, results []readResult) {
 	const small = 16
-	var missed []string
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	bytes, found := 0, 0
 	for i, r := range results {
 		switch {
@@ -286,13 +286,11 @@ func (b *batcher) note(names []string, results []readResult) {
 		case r.reading.Found:
 			bytes += min(len(r.reading.Entry.Payload), 5*maxBatchBytes/4) // more fills a batch no fuller
 			found++
+			b.misses.forget(names[i])
 		case len(results) <= small:
-			missed = append(missed, names[i])
+			b.missed(names[i])
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.missed = missed
 	if found > 0 {
 		b.bytes += (bytes/found - b.bytes) / 4
 	}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/nils"
 )
 
 // Options configure [NewRedis]. The zero value of each field but Namespace
@@ -49,8 +49,8 @@ type Options struct {
 
 	// DisableLiveness turns off the check that a lease's holder is alive, and
 	// with it takeovers and quarantines: a dead holder is then replaced when its
-	// lease expires. It is off by itself where the Redis user may not use
-	// PUBSUB or SUBSCRIBE.
+	// lease expires. The store turns it off by itself, and on again, where it can't
+	// work: see [Redis.Liveness].
 	DisableLiveness bool
 
 	// Observer is told of the breaker, of subscriptions, and when this process is late.
@@ -107,8 +107,7 @@ type Redis struct {
 	noMGET    atomic.Bool // it is refused: reads do without
 
 	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
-	liveness atomic.Bool // are holders watched
-	lesser   atomic.Pointer[error]
+	liveness liveness
 
 	closing atomic.Bool
 	ctx     context.Context // ends with Close
@@ -133,17 +132,16 @@ var _ Store = (*Redis)(nil)
 // The client stays the caller's: Close the store first, then the client.
 //
 // All commands must reach primaries, so a client that reads from replicas or
-// from a client-side cache is refused, and so is a [redis.Ring]. A Redis user
-// that may not run scripts or use the namespace's keys is told so at once. A
-// Redis that can't be reached, or that is full, is no error: the store goes to work
-// when Redis does.
+// from a client-side cache is refused, and so is a [redis.Ring]. A Redis that
+// can't be reached, or that is full, is no error: the store goes to work when Redis
+// does. A Redis user that lacks permissions is one, which names what to grant;
+// [ACLRules] returns all that it needs. Without SUBSCRIBE or PUBSUB the store works
+// in a lesser mode: see [Redis.Liveness].
 //
-// The Redis user needs the keys and channels "<namespace>:*" and the commands
-// GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
-// SMEMBERS HMGET HSET HINCRBY PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a
-// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes reads of many
-// keys faster, EXISTS a miss. Redis 6.2 or later; a cluster of Redis 7 or later
-// uses sharded channels.
+// Redis 6.2 or later; a cluster of Redis 7 or later uses sharded channels.
+//
+// NewRedis adds a hook to the client, or to those of a cluster's masters. It refuses
+// to dial on a context that has ended, and does nothing else.
 func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	opts = opts.withDefaults()
 	if err := errors.Join(checkClient(client), opts.validate()); err != nil {
@@ -159,7 +157,8 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	s.alive = keys.alive(s.minter.Process())
 	s.aliveWord = s.alive
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.liveness.Store(!opts.DisableLiveness)
+	s.liveness.disabled = opts.DisableLiveness
+	s.liveness.on.Store(!opts.DisableLiveness)
 	if cc, ok := client.(clusterClient); ok {
 		s.topo = newClusterTopology(s, cc)
 	} else {
@@ -172,28 +171,6 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	s.topo.start()
 	s.spawn(s.renewLoop)
 	return s, nil
-}
-
-// Liveness tells why the store can't watch whether the holders of leases are
-// alive: the Redis user may not use PUBSUB or SUBSCRIBE, or it was turned off.
-// Nil while it can.
-func (s *Redis) Liveness() error {
-	if p := s.lesser.Load(); p != nil {
-		return *p
-	}
-	if s.opts.DisableLiveness {
-		return errors.New("cache: liveness is off (Options.DisableLiveness)")
-	}
-	return nil
-}
-
-// livenessOff puts the store into the lesser mode: leases end by expiry alone.
-func (s *Redis) livenessOff(node string, why error) {
-	err := fmt.Errorf("cache: liveness is off, dead holders are replaced when their lease expires: %w", why)
-	if s.lesser.CompareAndSwap(nil, &err) {
-		s.liveness.Store(false)
-		s.observe(Event{Kind: LivenessOff, Node: node, Err: err})
-	}
 }
 
 func (s *Redis) observe(e Event) {
@@ -238,17 +215,11 @@ func (s *Redis) releaseAll(leases []owned) error {
 // acknowledged: a Delete would be no barrier behind them. A wrapper that embeds a
 // client shows that client's options.
 func checkClient(client redis.UniversalClient) error {
-	switch c := client.(type) {
-	case nil:
-		return errors.New("cache: NewRedis: the client is nil")
-	case *redis.Client:
-		if c == nil {
-			return errors.New("cache: NewRedis: the client is a nil *redis.Client")
-		}
-	case *redis.ClusterClient:
-		if c == nil {
-			return errors.New("cache: NewRedis: the client is a nil *redis.ClusterClient")
-		}
+	switch {
+	case client == nil:
+		return errors.New("cache: NewRedis: nil client (make one with redis.NewClient)")
+	case nils.Is(client):
+		return fmt.Errorf("cache: NewRedis: the client is a nil %T", client)
 	}
 	switch c := client.(type) {
 	case interface{ Options() *redis.RingOptions }:
@@ -268,115 +239,10 @@ func checkClient(client redis.UniversalClient) error {
 	return nil
 }
 
-// probe asks Redis once for what the store will need, so that a missing
-// permission shows at the start. What can't be reached is let pass.
-func (s *Redis) probe() error {
-	ctx, cancel := context.WithTimeout(s.ctx, 4*s.opts.RedisTimeout)
-	defer cancel()
-	if err := s.topo.load(ctx); err != nil {
-		return s.probeFailed(err)
-	}
-	// A key of this process alone, so that no two probes meet.
-	key := "stampede-probe-" + s.minter.Process().String()
-	if err := s.rehearse(ctx, key); err != nil {
-		return s.probeFailed(err)
-	}
-	n, err := s.topo.node(s.keys.names(key).wake)
-	if err != nil {
-		return s.probeFailed(err)
-	}
-	err = s.do(ctx, n, "PUBSUB NUMSUB", func(ctx context.Context) error {
-		return n.client.PubSubNumSub(ctx, s.alive).Err()
-	})
-	if errors.Is(err, ErrRefused) {
-		s.livenessOff(n.addr, err)
-	}
-	return nil
-}
-
-// rehearse does once, to a key of nobody's, all that will be done to keys.
-func (s *Redis) rehearse(ctx context.Context, key string) error {
-	names := s.keys.names(key)
-	if _, err := s.Read(ctx, key); err != nil {
-		return err
-	}
-	// The scripts publish with pcall, which would swallow a refusal, and look
-	// through tries only where processes have died.
-	for _, cmd := range [][]any{{s.publish(), names.wake, ""}, {"SMEMBERS", names.tries}} {
-		n, err := s.topo.node(names.wake)
-		if err != nil {
-			return err
-		}
-		err = s.do(ctx, n, fmt.Sprint(cmd[0]), func(ctx context.Context) error {
-			return s.client.Process(ctx, once{redis.NewCmd(ctx, cmd...)})
-		})
-		if err != nil {
-			return err
-		}
-	}
-	ask := Ask{TTL: time.Second, MaxAttempts: 1, Window: time.Minute}
-	entry := &Entry{Kind: Value, TTL: time.Second, Tags: []string{key}}
-	granted := func() (*Lease, error) {
-		token := s.minter.Token()
-		inv := s.acquiring(s.keys.words(key), token, &ask, Token{})
-		inv.words[len(inv.words)-1] = 0 // nobody is subscribed yet
-		return NewLease(key, token), s.carryOut(ctx, "acquire", inv)
-	}
-	steps := []func() error{
-		func() error { l, err := granted(); return errors.Join(err, s.fail(ctx, l, time.Millisecond)) },
-		func() error { return s.Reset(ctx, key) },
-		func() error { l, err := granted(); return errors.Join(err, s.release(ctx, l.Key, l.Token)) },
-		func() error { return s.Set(ctx, key, entry) },
-		func() error { return s.ExpireTag(ctx, key) },
-		func() error { return s.Expire(ctx, key) },
-		func() error { return s.Delete(ctx, key) },
-		func() error { return s.forgetTag(ctx, key) },
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// forgetTag removes a tag's record.
-func (s *Redis) forgetTag(ctx context.Context, tag string) error {
-	name := s.keys.tag(tag)
-	n, err := s.topo.node(name)
-	if err != nil {
-		return err
-	}
-	return s.do(ctx, n, "DEL", func(ctx context.Context) error {
-		return s.client.Process(ctx, once{redis.NewCmd(ctx, "del", name)})
-	})
-}
-
-func (s *Redis) fail(ctx context.Context, l *Lease, pause time.Duration) error {
-	_, err := s.Fail(ctx, l, nil, pause)
-	return err
-}
-
 // publish is the command by which scripts wake those who wait: a string.
 func (s *Redis) publish() any {
 	if s.sharded.Load() {
 		return "SPUBLISH"
 	}
 	return "PUBLISH"
-}
-
-// probeFailed is what NewRedis says of a failed probe. A Redis that is full, or can't
-// save, may be asked for what is stored and will take more one day: it is no reason
-// not to start.
-func (s *Redis) probeFailed(err error) error {
-	says := func(words ...string) bool { // in a script it is within another error
-		return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(err.Error(), word) })
-	}
-	switch {
-	case !errors.Is(err, ErrRefused), says("OOM ", "MISCONF "):
-		return nil
-	case says("NOAUTH ", "WRONGPASS ", "DB index"):
-		return fmt.Errorf("cache: NewRedis: Redis turns the client away: check its Username, Password and DB: %w", err)
-	}
-	return fmt.Errorf("cache: NewRedis: this Redis user can't do what the store needs (see NewRedis for the list of commands, keys and channels to grant): %w", err)
 }

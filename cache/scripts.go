@@ -34,6 +34,8 @@ var (
 	tieSource string
 	//go:embed lua/tag.lua
 	tagSource string
+	//go:embed lua/seen.lua
+	seenSource string
 
 	acquireScript = newScript(acquireSource)
 	fillScript    = newScript(fillSource)
@@ -47,6 +49,7 @@ var (
 	clockScript   = newScript(clockSource)
 	tieScript     = newScript(tieSource)
 	tagScript     = newScript(tagSource)
+	seenScript    = newScript(seenSource)
 )
 
 // A script and its digest are strings, as words of a command.

@@ -61,11 +61,6 @@ func (sn *sender[B]) next() B {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		if l.hold != nil && l.hold(l.next()) {
-			l.mu.Unlock()
-			_ = sleep(l.s.ctx, missPause)
-			l.mu.Lock()
-		}
 		if bt := l.next(); sn.crowded && bt != none && !bt.full() {
 			l.mu.Unlock()
 			sn.yield()
@@ -159,12 +154,14 @@ func (sn *sender[B]) carryOut(bt B) bool {
 	}
 	defer func() { <-n.slots }()
 	err := bt.carryOut(ctx, sn.pipe)
+	sn.l.s.failed(n, err)
 	if !bt.claim() {
 		return false
 	}
 	// What fails is counted before its callers know, who may ask again at once: a
 	// batch that seems to have been sent before this failure would add nothing to it.
 	if err == nil {
+		n.outage.Answered()
 		n.breaker.succeeded()
 	} else if tripsBreaker(err) {
 		n.breaker.failed(after, err)
@@ -178,6 +175,7 @@ func (sn *sender[B]) carryOut(bt B) bool {
 // another sender take the next.
 func (l *lane[B]) giveUp(bt B, after int32) {
 	if bt.claim() {
+		l.s.silent(l.n)
 		l.n.breaker.failed(after, errTimeout)
 		bt.settle(errTimeout)
 		l.replace(bt)

@@ -4,146 +4,119 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// The connection is asked for a sign of life this often, and given up when none
-// came for so long. A link that swallows everything is noticed within two
-// seconds.
+// The connection is pinged, and given up after deadAfter without any reply. A link that
+// swallows everything is so noticed within two seconds.
 const (
 	pingEvery   = 400 * time.Millisecond
-	verifyEvery = 4 // pings
 	deadAfter   = 1500 * time.Millisecond
 	dialWithin  = time.Second
-	seenWithin  = 500 * time.Millisecond
 	firstRedial = 50 * time.Millisecond
 	lastRedial  = 500 * time.Millisecond
+	// refusedRedial is the longest pause between connections while Redis refuses the
+	// subscription or does not see it. Each may find that the cause was mended.
+	refusedRedial = 30 * time.Second
 )
 
-// errElsewhere ends a connection that answers, and isn't to the node that
-// commands go to.
-var errElsewhere = errors.New("cache: the subscription is not where commands go")
+var (
+	// errElsewhere ends a connection that answers, but is not to the server that
+	// commands go to.
+	errElsewhere = errors.New("cache: the subscription is not where commands go")
+	// errNoConnection is wrapped by why a connection could not be made.
+	errNoConnection = errors.New("cache: no connection for the subscription")
+	// errRefusedHere is wrapped by a refusal that arrived on a subscribed connection.
+	errRefusedHere = errors.New("cache: the subscription is refused")
+	// errNoRedial is the client's error when it tries to mend a connection.
+	errNoRedial = errors.New("cache: the subscribed connection is lost")
+)
 
-// session holds one connection until it fails, and returns why and whether it
-// had been live. Two goroutines serve it: this one writes and keeps watch, the
-// other receives.
-func (u *subscriber) session() (wasLive bool, err error) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(u.ctx))
-	defer cancel()
-	ps := u.n.client.Subscribe(ctx)
-	// The receiver ends when the connection is closed. That may have to wait for
-	// a dial that is under way, so nobody waits for it.
-	defer u.s.spawnCall(func() { _ = ps.Close() })
+// endedDials makes a client refuse to dial on a context that has ended. The client's own
+// dialer for TLS does not look at the context, nor do some custom ones.
+type endedDials struct{}
+
+// DialHook implements [redis.Hook].
+func (endedDials) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return next(ctx, network, addr)
+	}
+}
+
+// ProcessHook implements [redis.Hook].
+func (endedDials) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// ProcessPipelineHook implements [redis.Hook].
+func (endedDials) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// A session is one connection of a subscriber. One goroutine writes and keeps watch,
+// another one receives.
+type session struct {
+	u     *subscriber
+	ps    *redis.PubSub
+	epoch int
+	heard *stopwatch
+	pings int
+	// spent has ended since the connection was dialed, and is the context of all further
+	// calls of ps. A PubSub whose connection fails dials a new one before Receive or a
+	// write returns, with its lock held. Until then nobody would know of the loss, and
+	// messages may have been missed by the time the new connection is up. On a context
+	// that has ended that dial fails at once.
+	spent context.Context
+	// lost ends when receiving fails, for that cause, or when the subscriber is stopped.
+	lost context.Context
+}
+
+// session holds one connection until it fails. It returns the cause, and whether the
+// connection had been of use.
+func (u *subscriber) session() (wasUseful bool, err error) {
+	spent, spend := context.WithCancelCause(context.WithoutCancel(u.ctx))
+	defer spend(errNoRedial)
+	c := &session{u: u, ps: u.n.client.Subscribe(spent), heard: newStopwatch(), spent: spent}
+	// Closing may have to wait for a dial that is under way.
+	defer u.s.spawnCall(func() { _ = c.ps.Close() })
 
 	u.mu.Lock()
 	u.dialedAt = time.Now()
 	u.mu.Unlock()
-	if err := u.dial(ctx, ps); err != nil {
-		return false, err
+	if err := c.dial(); err != nil {
+		return false, fmt.Errorf("%w: %w", errNoConnection, err)
 	}
+	spend(errNoRedial)
 	u.mu.Lock()
-	epoch := u.epoch
+	c.epoch = u.epoch
 	u.mu.Unlock()
-	heard := newStopwatch()
-	received := make(chan struct{}) // closed when receiving has failed
-	var failure error
-	if !u.s.spawnCall(func() { failure = u.receive(ctx, ps, epoch, heard); close(received) }) {
+	c.heard.restart()
+	lost, lose := context.WithCancelCause(u.ctx)
+	defer lose(nil)
+	c.lost = lost
+	received := make(chan struct{})
+	if !u.s.spawnCall(func() { lose(c.receive()); close(received) }) {
 		return false, ErrClosed
 	}
-	u.changed() // whatever is wanted already
-	ping := time.NewTicker(pingEvery)
-	defer ping.Stop()
-	for pings := 1; err == nil; {
-		select {
-		case <-u.ctx.Done():
-			err = u.ctx.Err()
-		case <-received:
-			err = failure
-		case <-u.doubted:
-			err = errElsewhere
-		case <-u.kick:
-			err = u.reconcile(ctx, ps, false)
-		case <-ping.C:
-			if silent := heard.elapsed(); silent > deadAfter {
-				err = fmt.Errorf("cache: the subscription has been silent for %v", silent.Round(time.Millisecond))
-			} else {
-				err = u.inTime(func() error { return ps.Ping(ctx) })
-			}
-			if err == nil {
-				err = u.reconcile(ctx, ps, true)
-			}
-			if pings++; pings%verifyEvery == 0 {
-				u.verify()
-			}
-		}
-	}
-	// Not in the case above alone: a write is given up for the same reason.
+	err = c.watch()
 	if u.ctx.Err() != nil {
-		u.leave(ctx, ps, received)
+		c.leave(received)
 	}
-	return u.wentLive(), err
+	return u.useful(), err
 }
 
-// inTime runs a write on the connection. When the connection has broken the
-// client may be dialing anew, with a lock held that the write waits for: so it
-// is given up after RedisTimeout, or when the subscriber is stopped, and the
-// connection with it.
-func (u *subscriber) inTime(write func() error) error { return u.within(u.ctx, write) }
-
-func (u *subscriber) within(ctx context.Context, write func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, u.s.opts.RedisTimeout)
-	defer cancel()
-	written := make(chan error, 1)
-	if !u.s.spawnCall(func() { written <- write() }) {
-		return ErrClosed
-	}
-	select {
-	case err := <-written:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// verify asks, where commands go, whether this process is subscribed there. Who
-// uses a near cache needs to know, liveness or not: an acquire, which may tell too,
-// may be rare.
-func (u *subscriber) verify() {
-	if !u.s.feeds.any() || u.s.lesser.Load() != nil {
-		return
-	}
-	asked := time.Now()
-	u.s.spawn(func() {
-		if n, err := u.seen(u.ctx); err == nil && n == 0 {
-			u.doubt(asked)
-		}
-	})
-}
-
-// seen asks, where commands go, how often this process is subscribed there.
-func (u *subscriber) seen(ctx context.Context) (int64, error) {
-	n := make(chan int64, 1)
-	err := u.s.bounded(ctx, u.n, "PUBSUB NUMSUB", func(ctx context.Context) error {
-		all, err := u.n.client.PubSubNumSub(ctx, u.alive).Result()
-		n <- all[u.alive]
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	return <-n, nil
-}
-
-// dial connects and asks for the liveness channel. It returns when that takes
-// too long or the subscriber is stopped, though the client may then still be
-// dialing: a dial into a black hole outlasts the black hole.
-func (u *subscriber) dial(ctx context.Context, ps *redis.PubSub) error {
-	ctx, cancel := context.WithTimeout(ctx, dialWithin)
+// dial connects and subscribes to the liveness channel. It returns when that takes too
+// long or the subscriber is stopped. The client may still be dialing then.
+func (c *session) dial() error {
+	u := c.u
+	ctx, cancel := context.WithTimeout(c.spent, dialWithin)
 	dialed := make(chan error, 1)
-	if !u.s.spawnCall(func() { defer cancel(); dialed <- ps.Subscribe(ctx, u.alive) }) {
+	if !u.s.spawnCall(func() { defer cancel(); dialed <- c.ps.Subscribe(ctx, u.alive) }) {
 		cancel()
 		return ErrClosed
 	}
@@ -161,14 +134,73 @@ func (u *subscriber) dial(ctx context.Context, ps *redis.PubSub) error {
 	}
 }
 
-// leave takes back the liveness subscription and waits until Redis has said
-// so: from then on it refuses an acquire of this process.
-func (u *subscriber) leave(ctx context.Context, ps *redis.PubSub, received <-chan struct{}) {
+// watch writes what is to be written until the connection fails, and returns the cause.
+func (c *session) watch() error {
+	u := c.u
+	u.changed() // some channels may be wanted already
+	ping := time.NewTicker(pingEvery)
+	defer ping.Stop()
+	for {
+		var err error
+		select {
+		case <-c.lost.Done():
+			err = context.Cause(c.lost)
+		case <-u.doubted:
+			err = errElsewhere
+		case <-u.kick:
+			err = c.reconcile(false)
+		case <-ping.C:
+			err = c.ping()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// ping asks for a sign of life, and does what is done as often as that.
+func (c *session) ping() error {
+	if silent := c.heard.elapsed(); silent > deadAfter {
+		return fmt.Errorf("cache: the subscription has been silent for %v", silent.Round(time.Millisecond))
+	}
+	if err := c.write(func() error { return c.ps.Ping(c.spent) }); err != nil {
+		return err
+	}
+	if c.pings++; c.u.lookIsDue(c.pings) {
+		c.u.s.spawn(c.u.look)
+	}
+	return c.reconcile(true)
+}
+
+// write runs a write on the connection. It is given up when the connection is lost, after
+// RedisTimeout, or when the connection has been silent for deadAfter.
+func (c *session) write(write func() error) error { return c.writeWithin(c.lost, write) }
+
+func (c *session) writeWithin(ctx context.Context, write func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, min(c.u.s.opts.RedisTimeout, deadAfter-c.heard.elapsed()))
+	defer cancel()
+	written := make(chan error, 1)
+	if !c.u.s.spawnCall(func() { written <- write() }) {
+		return ErrClosed
+	}
+	select {
+	case err := <-written:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// leave ends the subscription to the liveness channel and waits until Redis has confirmed
+// that: from then on scripts refuse an acquire of this process.
+func (c *session) leave(received <-chan struct{}) {
+	u := c.u
 	left := make(chan struct{})
 	u.mu.Lock()
 	u.left = left
 	u.mu.Unlock()
-	if u.within(context.WithoutCancel(u.ctx), func() error { return ps.Unsubscribe(ctx, u.alive) }) != nil {
+	ctx := context.WithoutCancel(u.ctx)
+	if c.writeWithin(ctx, func() error { return c.ps.Unsubscribe(c.spent, u.alive) }) != nil {
 		return
 	}
 	timer := time.NewTimer(u.s.opts.RedisTimeout)
@@ -180,16 +212,10 @@ func (u *subscriber) leave(ctx context.Context, ps *redis.PubSub, received <-cha
 	}
 }
 
-func (u *subscriber) wentLive() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.isLive
-}
-
-// reconcile sends what makes the connection's channels the wanted ones. Those
-// that aren't wanted any more may stay for now, unless they are to be given back
-// or are many.
-func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub, giveBack bool) error {
+// reconcile sends what makes the connection's channels the wanted ones. Channels that are
+// not wanted any more stay for now, unless giveBack is set or they are many.
+func (c *session) reconcile(giveBack bool) error {
+	u := c.u
 	var subscribe, unsubscribe []string
 	u.mu.Lock()
 	if giveBack = giveBack || u.spare >= maxSpare; giveBack {
@@ -217,34 +243,34 @@ func (u *subscriber) reconcile(ctx context.Context, ps *redis.PubSub, giveBack b
 	if !follow && len(subscribe)+len(unsubscribe) == 0 {
 		return nil
 	}
-	return u.inTime(func() error {
+	return c.write(func() error {
 		if follow {
-			if err := ps.Subscribe(ctx, u.s.keys.invalidations()); err != nil {
+			if err := c.ps.Subscribe(c.spent, u.s.keys.invalidations()); err != nil {
 				return err
 			}
 		}
-		return errors.Join(u.send(ctx, ps, subscribe, true), u.send(ctx, ps, unsubscribe, false))
+		return errors.Join(c.send(subscribe, true), c.send(unsubscribe, false))
 	})
 }
 
 // send subscribes to or unsubscribes from channels. Sharded ones go one by one:
 // a command's channels must lie in one slot.
-func (u *subscriber) send(ctx context.Context, ps *redis.PubSub, names []string, subscribe bool) error {
+func (c *session) send(names []string, subscribe bool) error {
 	if len(names) == 0 {
 		return nil
 	}
-	if !u.s.sharded.Load() {
+	if !c.u.s.sharded.Load() {
 		if subscribe {
-			return ps.Subscribe(ctx, names...)
+			return c.ps.Subscribe(c.spent, names...)
 		}
-		return ps.Unsubscribe(ctx, names...)
+		return c.ps.Unsubscribe(c.spent, names...)
 	}
 	for _, name := range names {
 		var err error
 		if subscribe {
-			err = ps.SSubscribe(ctx, name)
+			err = c.ps.SSubscribe(c.spent, name)
 		} else {
-			err = ps.SUnsubscribe(ctx, name)
+			err = c.ps.SUnsubscribe(c.spent, name)
 		}
 		if err != nil {
 			return err
@@ -253,32 +279,35 @@ func (u *subscriber) send(ctx context.Context, ps *redis.PubSub, names []string,
 	return nil
 }
 
-// receive takes in what comes until the connection fails. A reply that the
-// client can't make sense of, which it panics over, counts as a failure.
-func (u *subscriber) receive(ctx context.Context, ps *redis.PubSub, epoch int, heard *stopwatch) (err error) {
+// receive handles what arrives until the connection fails, and returns the cause. A reply
+// over which the client panics counts as a failure.
+func (c *session) receive() (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("cache: the subscription received nonsense: %v", p)
 		}
 	}()
 	for {
-		msg, err := ps.Receive(ctx)
+		msg, err := c.ps.Receive(c.spent)
 		if _, moved := redis.IsMovedError(err); moved || unserved(err) {
-			// A slot moved between finding its node and subscribing there, or nobody
-			// has it: that says nothing of what else is subscribed to here.
-			heard.restart()
-			u.bounce(epoch)
+			// A slot moved between finding its node and subscribing there, or no node
+			// serves it. That says nothing of the connection's other channels.
+			c.heard.restart()
+			c.u.bounce(c.epoch)
 			continue
+		}
+		if reply := redis.Error(nil); errors.As(err, &reply) && !passing(reply) {
+			return fmt.Errorf("%w: %w", errRefusedHere, err)
 		}
 		if err != nil {
 			return err
 		}
-		heard.restart()
+		c.heard.restart()
 		switch msg := msg.(type) {
 		case *redis.Subscription:
-			u.confirm(msg, epoch)
+			c.u.confirm(msg, c.epoch)
 		case *redis.Message:
-			u.deliver(msg, epoch)
+			c.u.deliver(msg, c.epoch)
 		}
 	}
 }

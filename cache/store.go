@@ -26,19 +26,26 @@ type Store interface {
 
 	// Fill stores the lease's outcome and gives the lease back, both or neither:
 	// it answers false, and changes nothing, when the lease is gone. It sets
-	// e.Version. After an error the store no longer counts the lease as held.
+	// e.Version. After an error the store no longer counts the lease as held. If no
+	// answer came (ErrUnavailable), it may go on giving the lease back while that may
+	// live, and so the entry may be stored yet. The same goes for Fail, Decline and
+	// Release.
 	//
 	// An entry with tags has e.Stamp from before its fetch started. It isn't stored
 	// if one of them was deleted since (ErrInvalidated; the lease is released), and
 	// is marked with FlagExpired if one was expired.
 	Fill(ctx context.Context, l *Lease, e *Entry) (bool, error)
 
-	// Fail gives the lease back without an outcome and tells whoever waits why.
-	// With a pause above zero nobody is granted a lease of the key until it has
+	// Fail gives the lease back without an outcome, tells the waiters why, and clears
+	// the record of failed attempts. With a pause above zero nobody is granted a lease of the key until it has
 	// passed, and the failure counts as one in a row (Lease.Failures) until a Fill,
 	// Set or Reset, or for a while after the pause. It answers false, and changes
 	// nothing, when the lease is gone.
 	Fail(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error)
+
+	// Decline is Fail for a fetch that was not made: of the failed attempts on record it
+	// strikes its own alone, so that it forgives no deaths.
+	Decline(ctx context.Context, l *Lease, failure []byte, pause time.Duration) (bool, error)
 
 	// Release gives the lease back without any outcome: the next caller fetches.
 	Release(ctx context.Context, l *Lease) error
@@ -53,7 +60,7 @@ type Store interface {
 	// and answers in their order.
 	AcquireMany(ctx context.Context, requests []Request) []Acquired
 
-	// ReturnMany is Fill, Fail or Release for each of the leases, and answers in
+	// ReturnMany is Fill, Fail, Decline or Release for each of the leases, and answers in
 	// their order.
 	ReturnMany(ctx context.Context, returns []Return) []Returned
 

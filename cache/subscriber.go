@@ -11,6 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// seenWithin is for how long a node that is back is given to see the subscription.
+const seenWithin = 500 * time.Millisecond
+
 // A subscriber keeps this process's one subscribed connection to a node. On it
 // lies the process's liveness channel, on which nothing is ever published: that
 // Redis counts a subscriber there is what says that the process is alive. And
@@ -23,20 +26,21 @@ type subscriber struct {
 	s     *Redis
 	n     *node
 	alive string      // channel
-	hears atomic.Bool // the channel of invalidations is confirmed
+	hears atomic.Bool // invalidations published on the node reach this process
 
 	mu       sync.Mutex
 	channels map[string]*channel // wake channels, wanted or not yet unsubscribed
 	spare    int                 // channels left since the last that weren't wanted were given back
-	live     chan struct{}       // closed while the liveness channel is confirmed
-	isLive   bool
-	liveAt   time.Time     // when it last became live
-	begun    time.Time     // when it was started
-	dialedAt time.Time     // when the connection was begun
-	followed bool          // the channel of invalidations was subscribed to
-	denied   error         // the Redis user may not subscribe
-	epoch    int           // counts connections: what an earlier one still delivers is ignored
-	left     chan struct{} // closed when the liveness channel was left on purpose
+	ready    chan struct{}       // closed while an acquire has nothing to wait for: see signal
+	isLive   bool                // the liveness channel is confirmed
+	liveAt   time.Time           // when it last became live
+	begun    time.Time           // when the subscriber was started
+	dialedAt time.Time           // when the connection was begun
+	followed bool                // the channel of invalidations was subscribed to
+	follows  bool                // that is confirmed
+	epoch    int                 // counts connections: what an earlier one still delivers is ignored
+	left     chan struct{}       // closed when the liveness channel was left on purpose
+	sight    sight
 
 	kick    chan struct{} // the set of wanted channels changed
 	doubted chan struct{} // the connection is to be made anew: Redis doesn't see it
@@ -58,7 +62,7 @@ func newSubscriber(s *Redis, n *node, ctx context.Context) *subscriber {
 		s: s, n: n,
 		alive:    s.alive,
 		channels: map[string]*channel{},
-		live:     make(chan struct{}),
+		ready:    make(chan struct{}),
 		kick:     make(chan struct{}, 1),
 		doubted:  make(chan struct{}, 1),
 		ended:    make(chan struct{}),
@@ -88,6 +92,9 @@ func (u *subscriber) stop() {
 	if started {
 		<-u.ended
 	}
+	if u.s.liveness.regain(u) && !u.s.closing.Load() {
+		u.s.observe(Event{Kind: LivenessOn, Node: u.n.addr})
+	}
 }
 
 // idle reports whether nothing is watched here.
@@ -115,18 +122,16 @@ func (u *subscriber) patience(deadline time.Time) time.Time {
 	return deadline
 }
 
-// awaitLive waits for at most d until Redis has confirmed the liveness channel.
-func (u *subscriber) awaitLive(ctx context.Context, d time.Duration) error {
+// awaitReady waits for at most d until an acquire may be asked again: Redis has confirmed
+// the liveness channel, or liveness is off on account of this node.
+func (u *subscriber) awaitReady(ctx context.Context, d time.Duration) error {
 	u.mu.Lock()
-	live, denied := u.live, u.denied
+	ready := u.ready
 	u.mu.Unlock()
-	if denied != nil {
-		return nil // the store is in its lesser mode by now: ask again
-	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-live:
+	case <-ready:
 		return nil
 	case <-timer.C:
 		return errUnsubscribed
@@ -135,13 +140,32 @@ func (u *subscriber) awaitLive(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// doubt gives the connection up if it has been live since before the given time,
-// and yet nobody is subscribed where commands go. Behind Sentinel, a master that
-// was replaced goes on answering for some ten seconds; the client closes its
-// pooled connections to it, but not this one.
+// signalLocked brings ready up to date.
+func (u *subscriber) signalLocked() {
+	closed := false
+	select {
+	case <-u.ready:
+		closed = true
+	default:
+	}
+	switch ready := u.isLive || u.sight.lost != lostNothing; {
+	case ready && !closed:
+		close(u.ready)
+	case !ready && closed:
+		u.ready = make(chan struct{})
+	}
+}
+
+// doubt gives the connection up if it has been live since before the given time, at which
+// scripts did not see it. Behind Sentinel, a master that was replaced goes on answering
+// for some ten seconds. The client closes its pooled connections to it, but not this one.
 func (u *subscriber) doubt(since time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.doubtLocked(since)
+}
+
+func (u *subscriber) doubtLocked(since time.Time) {
 	if !u.isLive || !u.liveAt.Before(since) {
 		return
 	}
@@ -156,7 +180,7 @@ func (u *subscriber) doubt(since time.Time) {
 // caller would fetch for itself. A connection from before is given up. The error
 // is of a Redis that has gone again.
 func (u *subscriber) awaitSeen(ctx context.Context) error {
-	for began := time.Now(); u.s.liveness.Load() && time.Since(began) < seenWithin; {
+	for began := time.Now(); u.s.liveness.on.Load() && time.Since(began) < seenWithin; {
 		n, err := u.seen(ctx)
 		if errors.Is(err, ErrUnavailable) {
 			return err
@@ -241,20 +265,41 @@ func (u *subscriber) run() {
 	defer close(u.ended)
 	wait := firstRedial
 	for {
-		wasLive, err := u.session()
+		wasUseful, err := u.session()
 		u.down(err)
-		if u.ctx.Err() != nil || u.refused(err) {
+		if u.ctx.Err() != nil {
 			return
 		}
-		if wasLive {
+		u.failed(err)
+		if wasUseful && !errors.Is(err, errRefusedHere) {
 			wait = firstRedial
 		}
 		u.s.rehome(u)
+		if u.isMissing() {
+			u.s.spawn(u.look)
+		}
 		if u.pause(wait) != nil {
 			return
 		}
-		wait = min(wait*2, lastRedial)
+		wait = min(wait*2, u.longestPause())
 	}
+}
+
+// isMissing reports whether Redis answers and does not see the subscription, and so
+// whether to look again even if no connection gets as far as to be confirmed.
+func (u *subscriber) isMissing() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.sight.lost == lostNothing && time.Since(u.sight.unseenAt) < lookGap
+}
+
+func (u *subscriber) longestPause() time.Duration {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.sight.lost != lostNothing {
+		return refusedRedial
+	}
+	return lastRedial
 }
 
 // pause waits for d before the next connection, or until there is no reason to.
@@ -267,19 +312,6 @@ func (u *subscriber) pause(d time.Duration) error {
 	case <-u.ctx.Done():
 	}
 	return u.ctx.Err()
-}
-
-// refused puts the store into its lesser mode if the Redis user may not
-// subscribe.
-func (u *subscriber) refused(err error) bool {
-	if !redis.IsPermissionError(err) {
-		return false
-	}
-	u.s.livenessOff(u.n.addr, err)
-	u.mu.Lock()
-	u.denied = err
-	u.mu.Unlock()
-	return true
 }
 
 // confirm takes note of Redis's answer to a SUBSCRIBE or UNSUBSCRIBE.
@@ -295,8 +327,8 @@ func (u *subscriber) confirm(msg *redis.Subscription, epoch int) {
 		return
 	}
 	if msg.Channel == u.s.keys.invalidations() {
-		u.hears.Store(on)
-		u.s.spawn(u.s.checkFeeds)
+		u.follows = on
+		u.judgeHearingLocked()
 		return
 	}
 	ch := u.channels[msg.Channel]
@@ -339,8 +371,9 @@ func (u *subscriber) confirmAlive(on bool) {
 		case <-u.doubted: // it was about an earlier connection
 		default:
 		}
-		close(u.live)
+		u.signalLocked()
 		u.s.observe(Event{Kind: SubscriptionUp, Node: u.n.addr})
+		u.s.spawn(u.look)
 	case !on && u.left != nil:
 		close(u.left)
 		u.left = nil
@@ -400,7 +433,8 @@ func (u *subscriber) down(why error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.epoch++
-	u.followed = false
+	u.followed, u.follows = false, false
+	u.sight.seenSince, u.sight.blind = time.Time{}, false
 	u.hears.Store(false)
 	u.s.feeds.down()
 	for name, ch := range u.channels {
@@ -413,7 +447,7 @@ func (u *subscriber) down(why error) {
 		return
 	}
 	u.isLive = false
-	u.live = make(chan struct{})
+	u.signalLocked()
 	if u.ctx.Err() == nil {
 		u.s.observe(Event{Kind: SubscriptionLost, Node: u.n.addr, Err: why})
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 )
@@ -43,6 +44,35 @@ type Stamp struct {
 
 	taken time.Time // before it was asked for; zero if it was read from an entry
 }
+
+// buckets is how many buckets the clock remembers changes by: so many that a fetch
+// whose tag has no record is seldom refused for another tag's change.
+const buckets = 256
+
+// A bucket is one of those, to which a tag belongs by its hash: FNV-1a, 64 bits.
+type bucket byte
+
+func bucketOf(tag string) bucket {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(tag))
+	return bucket(h.Sum64() % buckets)
+}
+
+// bucketsOf are the buckets of the tags, each once.
+func bucketsOf(tags []string) []bucket {
+	var all []bucket
+	var seen [buckets]bool
+	for _, t := range tags {
+		if b := bucketOf(t); !seen[b] {
+			seen[b] = true
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// field is the bucket's name in the clock.
+func (b bucket) field() string { return fmt.Sprintf("%02x", byte(b)) }
 
 // An Invalidation is a change that near caches hear of: of a key, or of all
 // entries that carry a tag.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/hooks"
@@ -38,7 +39,7 @@ func (s *Redis) changeTags(ctx context.Context, op, field string, tags []string)
 			s.feeds.forget(Invalidation{Tag: t})
 		}
 	}()
-	now, err := s.advanceClock(ctx, 1, Stamp{})
+	now, _, err := s.runClock(ctx, 1, Stamp{}, bucketsOf(tags))
 	if err != nil {
 		return err
 	}
@@ -65,9 +66,10 @@ func (s *Redis) changeTags(ctx context.Context, op, field string, tags []string)
 	return errors.Join(errs...)
 }
 
-// advanceClock moves the clock of tags by as much, after raising it to at least
-// the given stamp if that is of its epoch.
-func (s *Redis) advanceClock(ctx context.Context, by int, least Stamp) (Stamp, error) {
+// runClock moves the clock of tags by as much, after raising it to at least the given
+// stamp if that is of its epoch, and notes that tags of the buckets are being changed.
+// Without a step it returns when tags of the buckets were last changed.
+func (s *Redis) runClock(ctx context.Context, by int, least Stamp, buckets []bucket) (now Stamp, changed []uint64, err error) {
 	taken := time.Now()
 	var epoch Epoch
 	rand.Read(epoch[:])
@@ -75,28 +77,38 @@ func (s *Redis) advanceClock(ctx context.Context, by int, least Stamp) (Stamp, e
 	if least != (Stamp{}) {
 		of = least.Epoch[:]
 	}
-	answers := s.runAll(ctx, "clock", clockScript, []scriptCall{{s.keys.clock(), []any{epoch[:], by, least.N, of}}})
+	args := []any{epoch[:], by, least.N, of}
+	for _, b := range buckets {
+		args = append(args, b.field())
+	}
+	answers := s.runAll(ctx, "clock", clockScript, []scriptCall{{s.keys.clock(), args}})
 	if err := answers[0].err; err != nil {
-		return Stamp{}, err
+		return Stamp{}, nil, err
 	}
 	r := replies{reply: answers[0].reply}
 	text, n := r.text(0), r.number(1)
-	if r.err != nil || len(text) != len(epoch) {
-		return Stamp{}, fmt.Errorf("%w: the clock of tags can't be read", ErrRefused)
+	if by == 0 {
+		for i := range buckets {
+			changed = append(changed, uint64(max(r.number(2+i), 0)))
+		}
 	}
-	return Stamp{Epoch: Epoch([]byte(text)), N: uint64(max(n, 0)), taken: taken}, nil
+	if r.err != nil || len(text) != len(epoch) {
+		return Stamp{}, nil, fmt.Errorf("%w: the clock of tags can't be read", ErrRefused)
+	}
+	return Stamp{Epoch: Epoch([]byte(text)), N: uint64(max(n, 0)), taken: taken}, changed, nil
 }
 
 // raiseClock is for a clock that has gone back, in a failover: what is fetched
 // next would be refused, as older than a deletion that it comes after. If it
 // fails the next one who meets it tries again.
 func (s *Redis) raiseClock(ctx context.Context, least Stamp) {
-	_, _ = s.advanceClock(ctx, 0, least)
+	_, _, _ = s.runClock(ctx, 0, least, nil)
 }
 
 // tie notes with the tags of each entry that it is about to be stored, and
 // answers why one can't be: ErrInvalidated if a tag was deleted since its stamp.
-// One of whose tags was expired is marked so. Entries without tags cost nothing.
+// An entry one of whose tags was expired since is marked so. Entries without tags
+// cost nothing. A tag that has no record yet costs two round trips more.
 func (s *Redis) tie(ctx context.Context, entries ...*Entry) []error {
 	errs := make([]error, len(entries))
 	var tagged []int
@@ -112,26 +124,55 @@ func (s *Redis) tie(ctx context.Context, entries ...*Entry) []error {
 			}
 		}
 	}
-	foreign := s.tieOnce(ctx, entries, tagged, errs, false)
-	if len(foreign) == 0 {
-		return errs
+	met := s.tieOnce(ctx, entries, tagged, errs, tying{})
+	if len(met.foreign) > 0 {
+		// A record is of another epoch: either there is a new clock, or the stamp is
+		// of an old one.
+		now, err := s.Stamp(ctx)
+		again := ofClock(now, err, entries, met.foreign, errs)
+		forced := s.tieOnce(ctx, entries, again, errs, tying{force: true})
+		met.unsettled = append(met.unsettled, forced.unsettled...)
 	}
-	// A record is of another epoch: either there is a new clock, or the stamp is
-	// of an old one.
-	now, err := s.Stamp(ctx)
-	var again []int
-	for _, i := range foreign {
+	if len(met.unsettled) > 0 {
+		// A record is new: Redis may have evicted one that told of a change.
+		tags := tagsOf(entries, met.unsettled)
+		now, changed, err := s.runClock(ctx, 0, Stamp{}, bucketsOf(tags))
+		again := ofClock(now, err, entries, met.unsettled, errs)
+		settled := tying{changed: map[bucket]uint64{}}
+		for i, b := range bucketsOf(tags) {
+			if err == nil {
+				settled.changed[b] = changed[i]
+			}
+		}
+		for _, i := range s.tieOnce(ctx, entries, again, errs, settled).unsettled {
+			errs[i] = ErrInvalidated // it was evicted once more
+		}
+	}
+	return errs
+}
+
+// tagsOf are the tags of the entries of the given places.
+func tagsOf(entries []*Entry, places []int) (tags []string) {
+	for _, i := range places {
+		tags = append(tags, entries[i].Tags...)
+	}
+	return tags
+}
+
+// ofClock returns those of the places whose entries have a stamp of the clock that was
+// read. The others can't be stored, and err is why if the clock could not be read.
+func ofClock(now Stamp, err error, entries []*Entry, places []int, errs []error) (same []int) {
+	for _, i := range places {
 		switch {
 		case err != nil:
 			errs[i] = err
 		case now.Epoch != entries[i].Stamp.Epoch:
 			errs[i] = ErrInvalidated
 		default:
-			again = append(again, i)
+			same = append(same, i)
 		}
 	}
-	s.tieOnce(ctx, entries, again, errs, true)
-	return errs
+	return same
 }
 
 // A knot is what entries share that carry one tag and were good at the same time:
@@ -142,28 +183,48 @@ type knot struct {
 	n     uint64
 }
 
-// tieOnce ties the entries of the given places, and returns those that met a
-// record of another epoch.
-func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, errs []error, force bool) (foreign []int) {
-	if len(places) == 0 {
-		return nil
+// tying is what is known of the clock when entries are tied.
+type tying struct {
+	force bool // their epoch is the clock's
+	// changed says when tags were last changed, by their buckets. It was read after a
+	// record was found unsettled. Nil: it was not read.
+	changed map[bucket]uint64
+}
+
+func (t tying) args(k knot, kept int64) []any {
+	force, changed := 0, []byte(nil)
+	if t.force {
+		force = 1
 	}
-	whatever := 0
-	if force {
-		whatever = 1
+	if t.changed != nil {
+		changed = strconv.AppendUint(nil, t.changed[bucketOf(k.tag)], 10)
+	}
+	return []any{k.epoch[:], k.n, kept, force, changed}
+}
+
+// unlike are the places of entries of which a record needs another look.
+type unlike struct {
+	foreign   []int // it is of another epoch
+	unsettled []int // a change of its tag may have been evicted
+}
+
+// tieOnce ties the entries of the given places.
+func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, errs []error, t tying) (met unlike) {
+	if len(places) == 0 {
+		return met
 	}
 	var calls []scriptCall
 	at := map[knot]int{}
 	for _, i := range places {
 		e := entries[i]
 		kept := (e.TTL + tagSlack).Milliseconds()
-		for _, t := range e.Tags {
-			k := knot{t, e.Stamp.Epoch, e.goodAt()}
+		for _, tag := range e.Tags {
+			k := knot{tag, e.Stamp.Epoch, e.goodAt()}
 			j, ok := at[k]
 			if !ok {
 				j = len(calls)
 				at[k] = j
-				calls = append(calls, scriptCall{s.keys.tag(t), []any{e.Stamp.Epoch[:], e.goodAt(), kept, whatever}})
+				calls = append(calls, scriptCall{s.keys.tag(tag), t.args(k, kept)})
 			}
 			calls[j].args[2] = max(calls[j].args[2].(int64), kept)
 		}
@@ -173,41 +234,46 @@ func (s *Redis) tieOnce(ctx context.Context, entries []*Entry, places []int, err
 	for _, i := range places {
 		e := entries[i]
 		var deleted, expired int64
-		otherEpoch := false
-		for _, t := range e.Tags {
-			a := answers[at[knot{t, e.Stamp.Epoch, e.goodAt()}]]
+		foreign, unsettled := false, false
+		for _, tag := range e.Tags {
+			a := answers[at[knot{tag, e.Stamp.Epoch, e.goodAt()}]]
 			r := replies{reply: a.reply}
 			if a.err != nil {
 				errs[i] = errors.Join(errs[i], a.err)
 				continue
 			}
 			d, x := r.number(0), r.number(1)
+			unsettled = unsettled || r.number(2) == 1
 			if r.err != nil {
 				errs[i] = errors.Join(errs[i], fmt.Errorf("%w: tie: %w", ErrRefused, r.err))
 			}
-			otherEpoch = otherEpoch || d < 0
+			foreign = foreign || d < 0
 			deleted, expired = max(deleted, d), max(expired, x)
 		}
 		if errs[i] != nil {
 			continue
 		}
-		if n := uint64(max(deleted, expired)); n > e.goodAt() && n > last.N {
+		if n := uint64(max(deleted, expired)); t.changed == nil && n > max(e.goodAt(), last.N) {
 			last = Stamp{Epoch: e.Stamp.Epoch, N: n}
 		}
 		switch {
 		case uint64(deleted) > e.Stamp.N && !hooks.TagCheckOff.Load():
 			errs[i] = ErrInvalidated
+			continue
 		case uint64(expired) > e.goodAt():
 			e.Flags |= FlagExpired
 		}
-		if otherEpoch && errs[i] == nil {
-			foreign = append(foreign, i)
+		switch {
+		case foreign:
+			met.foreign = append(met.foreign, i)
+		case unsettled:
+			met.unsettled = append(met.unsettled, i)
 		}
 	}
 	if last != (Stamp{}) {
 		s.raiseClock(ctx, last)
 	}
-	return foreign
+	return met
 }
 
 // stampAndTie is for an entry that no fetch brought: it is as of now. If its
@@ -307,7 +373,7 @@ func (s *Redis) runPart(ctx context.Context, n *node, op string, sc *script, cal
 		replies, err := s.runMany(ctx, invs)
 		answers := make([]scriptAnswer, len(calls))
 		for i, r := range replies {
-			answers[i] = scriptAnswer{r.value, classify(op, r.err)}
+			answers[i] = scriptAnswer{r.value, n.explain(classify(op, r.err))}
 			if r.err != nil {
 				err = r.err
 			}

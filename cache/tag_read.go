@@ -25,7 +25,7 @@ type foundRecord struct {
 	err error
 }
 
-var recordFields = [...]string{"e", "d", "x", "n"}
+var recordFields = [...]string{"e", "d", "x", "n", "u"}
 
 func recordCmds(ctx context.Context, names []string) []*redis.SliceCmd {
 	if len(names) == 0 {
@@ -33,7 +33,7 @@ func recordCmds(ctx context.Context, names []string) []*redis.SliceCmd {
 	}
 	cmds := make([]*redis.SliceCmd, len(names))
 	for i, name := range names {
-		cmds[i] = redis.NewSliceCmd(ctx, "hmget", name, recordFields[0], recordFields[1], recordFields[2], recordFields[3])
+		cmds[i] = redis.NewSliceCmd(ctx, "hmget", name, recordFields[0], recordFields[1], recordFields[2], recordFields[3], recordFields[4])
 	}
 	return cmds
 }
@@ -65,7 +65,8 @@ func foundRecords(cmds []*redis.SliceCmd) []foundRecord {
 	return found
 }
 
-// parseRecord makes a record that isn't known of what it can't read.
+// parseRecord makes a record that isn't known of one that it can't read, and of one
+// that is unsettled: a deletion may have been evicted before it.
 func parseRecord(fields []any) foundRecord {
 	var f foundRecord
 	text := func(i int) string {
@@ -76,7 +77,7 @@ func parseRecord(fields []any) foundRecord {
 		return s
 	}
 	if epoch := text(0); len(epoch) == len(f.epoch) {
-		f.epoch, f.known = Epoch([]byte(epoch)), true
+		f.epoch, f.known = Epoch([]byte(epoch)), text(4) != "1"
 	}
 	for i, to := range []*uint64{&f.deleted, &f.expired, &f.n} {
 		s := text(1 + i)
@@ -126,7 +127,7 @@ func (l *lookup) send() {
 		switch {
 		case a.err != nil || a.bt != nil:
 		case !a.n.breaker.allow():
-			a.err = errBreakerOpen
+			a.err = a.n.explain(errBreakerOpen)
 		default:
 			a.away = a.n.breaker.away()
 			a.bt = a.n.reads.join(a.n.reads.next, func(bt *batch) {
@@ -150,6 +151,9 @@ func (l *lookup) await(ctx context.Context, found map[string]foundRecord) {
 		}
 		if err == nil {
 			err = a.bt.err
+		}
+		if a.n != nil {
+			err = a.n.explain(err)
 		}
 		for _, name := range a.names.names {
 			if err != nil {
@@ -238,7 +242,8 @@ func (s *Redis) Stamp(ctx context.Context) (Stamp, error) {
 		return Stamp{}, f.err
 	}
 	if !f.known {
-		return s.advanceClock(ctx, 0, Stamp{})
+		now, _, err := s.runClock(ctx, 0, Stamp{}, nil)
+		return now, err
 	}
 	return Stamp{Epoch: f.epoch, N: f.n, taken: taken}, nil
 }

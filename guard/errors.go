@@ -10,9 +10,11 @@ import (
 var (
 	// ErrNotFound, returned by a fetch, is cached for [Policy.Negative]; callers
 	// get it too, in every process, unless the fetch set [Fill.Private].
+	// [Policy.NotFound] makes other errors count as it.
 	ErrNotFound = errors.New("guard: not found")
 	// ErrNotModified, returned by a fetch that was given a stale value
-	// ([Fill.Stale]), says that this value is good for another TTL.
+	// ([Fill.Stale]), says that this value is good for another TTL. The value keeps
+	// its tags.
 	ErrNotModified = errors.New("guard: not modified")
 )
 
@@ -38,12 +40,14 @@ var (
 	ErrReentrant = errors.New("guard: fetch asks for its own key")
 	// ErrTooLarge: Set was given a value over [Policy.MaxBytes].
 	ErrTooLarge = errors.New("guard: value too large")
-	// ErrClosed: the guard or its store was closed.
+	// ErrClosed: the guard, which the error names, or its store was closed. In the
+	// latter case the error wraps cache.ErrClosed, too.
 	ErrClosed = errors.New("guard: closed")
 	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
 	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")
 
-	errNoFetch = errors.New("it is nil; to look without fetching there is Peek")
+	errNilFetch   = errors.New("guard: nil fetch function (use Peek to read without fetching)")
+	errNilContext = errors.New("guard: nil context (use context.Background())")
 )
 
 // A PanicError is what callers in the process get whose fetch panicked; those in

@@ -11,6 +11,18 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 )
 
+// notFound is a fetch's error, as an ErrNotFound if the policy says that it means
+// that. Errors by which a fetch says something else to the guard are left alone.
+func (e *engine) notFound(err error) error {
+	if e.policy.NotFound == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrNotModified) || errors.Is(err, errNotWanted) {
+		return err
+	}
+	if !e.policy.NotFound(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNotFound, err)
+}
+
 // A failure is how a fetch's error travels to other processes: MessagePack, as
 // docs/protocol.md describes it for other languages.
 type failure struct {

@@ -12,8 +12,9 @@ import (
 type Fill[V any] struct {
 	// Stale is the last value, if there is one, for a conditional request: answer
 	// ErrNotModified if it is still good. There is one only where something keeps
-	// it past its TTL: Stale, StaleIfError, or an Expire by hand. It may be shared:
-	// treat it as read-only.
+	// it past its TTL: Stale, StaleIfError, or an Expire by hand. A value that lacks
+	// one of Policy.Tags is not given, so that the fetch brings one that carries it.
+	// Stale may be shared: treat it as read-only.
 	Stale *V
 	// Attempt counts the attempts to fetch this key since its last outcome,
 	// fleet-wide, from 1. Above 1, a holder before this one died, or lost its lease
@@ -43,9 +44,9 @@ type Fill[V any] struct {
 	// Tags are what the value can be deleted by, together with all others that
 	// carry the tag: [Guard.DeleteTag]. Preset from the policy; append to them. At
 	// most 16, of 1 to 256 bytes each, or the fetch has failed. They also go with
-	// ErrNotFound; with ErrNotModified they are added to those the value has. If
-	// one of them may have been deleted since that was fetched, it isn't stored, and
-	// the next fetch is given no Stale.
+	// ErrNotFound. With ErrNotModified the value keeps exactly the tags that it has,
+	// those of Policy.TagsOf included; the fetch has failed if Tags holds one that the
+	// value does not carry. To change a value's tags, return the value.
 	Tags []string
 
 	// Cost is what the fetch costs the policy's Budget; preset to what was spent

@@ -45,7 +45,7 @@ func TestNearValueIsServedWithoutAskingTheStore(t *testing.T) {
 		if _, s := source(w, g, "k"); s != guard.FromRedis {
 			w.Errorf("after its TTL: from %v", s)
 		}
-		r, err := g.Load(context.Background(), "k", nil)
+		r, err := g.Load(context.Background(), "k", neverTold)
 		if err != nil || r.Source != guard.FromNear || r.Age != 11*time.Second || r.TTL != 49*time.Second {
 			w.Errorf("%+v, %v", r, err)
 		}
@@ -60,7 +60,7 @@ func TestNearValueIsAsOldAsTheStoredOne(t *testing.T) {
 		w.Helper()
 		p, err := g.Peek(context.Background(), "k")
 		must(w, err)
-		r, err := g.Load(context.Background(), "k", nil)
+		r, err := g.Load(context.Background(), "k", neverTold)
 		if err != nil || r.Source != guard.FromNear || r.Age != age || r.TTL != 10*time.Second-age || p.Age != age {
 			w.Errorf("near %+v, %v; stored %+v; want it to be %v old", r, err, p, age)
 		}
@@ -233,6 +233,9 @@ func TestNearCacheIsBypassedWhileInvalidationsMayBeMissed(t *testing.T) {
 		if v != "fetched" {
 			w.Errorf("2 s into the black hole: %q, %v", v, err)
 		}
+		if g.Stats().NearLive {
+			w.Error("2 s into the black hole the near cache is said to be in use")
+		}
 		n.blackHole.Store(false)
 		time.Sleep(5 * time.Second)
 		if v, src := source(w, g, "k"); v != "new" {
@@ -240,6 +243,9 @@ func TestNearCacheIsBypassedWhileInvalidationsMayBeMissed(t *testing.T) {
 		}
 		if v, src := source(w, g, "k"); v != "new" || src != guard.FromNear {
 			w.Errorf("near again: %q from %v", v, src)
+		}
+		if !g.Stats().NearLive {
+			w.Error("the near cache is said not to be in use")
 		}
 		must(w, other.Close())
 	})
@@ -279,7 +285,7 @@ func TestNearCacheIsBounded(t *testing.T) {
 				time.Sleep(time.Second)
 				n := 0
 				for i := range 100 {
-					r, err := g.Load(context.Background(), fmt.Sprint(i), nil)
+					r, err := g.Load(context.Background(), fmt.Sprint(i), neverTold)
 					must(w, err)
 					if r.Source == guard.FromNear {
 						n++

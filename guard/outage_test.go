@@ -394,3 +394,35 @@ func damage(rng *rand.Rand, good []byte) []byte {
 	}
 	return b
 }
+
+// A caller's error says which Redis is away and why, as long as the store asks it and
+// when it doesn't any more.
+func TestCallersLearnWhyRedisIsAway(t *testing.T) {
+	const nobody = "127.0.0.1:1" // listens there
+	client := redis.NewClient(&redis.Options{Addr: nobody})
+	defer client.Close()
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	g, err := guard.New[string](s, "g", policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	for range 2 {
+		for name, call := range calls(t.Context(), g, never) {
+			err := call()
+			if !errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("%s: error %v, want ErrUnavailable", name, err)
+				continue
+			}
+			for end := time.Now().Add(10 * time.Second); !strings.Contains(err.Error(), nobody+": dial tcp "+nobody+": connect: connection refused"); time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("%s: error %v", name, err)
+				}
+			}
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -603,5 +604,102 @@ func TestWaitThatNobodyIsLeftForEnds(t *testing.T) {
 		if a := <-done; a.value != "v1" || a.err != nil {
 			w.Errorf("the holder got %+v", a)
 		}
+	})
+}
+
+// A busy origin notes how many of its fetches ran at once.
+type busyOrigin struct {
+	origin
+	now, most atomic.Int32
+}
+
+func (o *busyOrigin) fetch(ctx context.Context) (string, error) {
+	n := o.now.Add(1)
+	defer o.now.Add(-1)
+	for most := o.most.Load(); n > most && !o.most.CompareAndSwap(most, n); most = o.most.Load() {
+	}
+	return o.origin.fetch(ctx)
+}
+
+func (o *busyOrigin) many(ctx context.Context, keys []string) (map[string]string, error) {
+	v, err := o.fetch(ctx)
+	return map[string]string{keys[0]: v}, err
+}
+
+// The flight goes on for the others when its first caller leaves it to fetch for
+// itself. It has that caller's fetch.
+func TestCallerThatStopsWaitingRunsItsFetchOnce(t *testing.T) {
+	type asker = func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error)
+	for name, ask := range map[string]asker{
+		"Get": func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error) {
+			return g.Get(ctx, "k", o.fetch)
+		},
+		"Refresh": func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error) {
+			return g.Refresh(ctx, "k", o.fetch)
+		},
+		"GetMany": func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error) {
+			all, err := g.GetMany(ctx, []string{"k"}, o.many)
+			return all["k"], err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(2, policy(func(p *guard.Policy) { p.WaitTimeout, p.OnWaitTimeout = time.Second, guard.StaleOrFetch }))
+				go func() { _, _ = fleet[0].Get(w.Context(), "k", (&origin{takes: time.Hour}).fetch) }()
+				synctest.Wait()
+				first, second := &busyOrigin{origin: origin{takes: 5 * time.Second}}, &busyOrigin{}
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if v, err := ask(w.Context(), fleet[1], first); v != "v1" || err != nil {
+						w.Errorf("the first caller got %q, %v", v, err)
+					}
+				})
+				time.Sleep(900 * time.Millisecond)
+				wg.Go(func() {
+					if v, err := ask(w.Context(), fleet[1], second); v != "v1" || err != nil {
+						w.Errorf("the second caller got %q, %v", v, err)
+					}
+				})
+				time.Sleep(200 * time.Millisecond) // the first fetches for itself by now
+				must(w, fleet[0].Close())          // and the lease is there to be had
+				wg.Wait()
+				time.Sleep(10 * time.Second)
+				if most := first.most.Load(); most != 1 {
+					w.Errorf("the first caller's fetch ran %d times at once", most)
+				}
+				first.fetched(w, 1)
+				second.fetched(w, 1)
+				if v, err := fleet[1].Peek(w.Context(), "k"); v.Value != "v1" || err != nil {
+					w.Errorf("stored: %+v, %v", v, err)
+				}
+			})
+		})
+	}
+}
+
+// The same while Redis is away: the flight waits for its turn, and so does its first
+// caller then.
+func TestCallerWithoutTurnRunsItsFetchOnce(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.WaitTimeout, p.OnWaitTimeout, p.MaxUnguarded = time.Second, guard.StaleOrFetch, 2
+		}))[0]
+		must(w, w.server.Stop())
+		slow := &origin{takes: 1500 * time.Millisecond}
+		go callers([]*guard.Guard[string]{g}, 1, "slow 1", slow.fetch)
+		go callers([]*guard.Guard[string]{g}, 1, "slow 2", slow.fetch)
+		time.Sleep(100 * time.Millisecond)
+		first, second := &busyOrigin{origin: origin{takes: 5 * time.Second}}, &busyOrigin{}
+		var wg sync.WaitGroup
+		for _, o := range []*busyOrigin{first, second} {
+			wg.Go(func() { _, _ = g.Get(w.Context(), "k", o.fetch) })
+			time.Sleep(900 * time.Millisecond)
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		if most := first.most.Load(); most != 1 {
+			w.Errorf("the first caller's fetch ran %d times at once", most)
+		}
+		slow.fetched(w, 2)
 	})
 }

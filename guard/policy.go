@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/nils"
 )
 
 // Off turns off what a zero would give a default: Policy.Negative,
@@ -25,7 +26,8 @@ type WhenUnavailable byte
 const (
 	// FailOpen lets each process fetch for itself, callers of one key sharing a
 	// fetch, at most Policy.MaxUnguarded fetches at once. What is fetched so is
-	// not stored.
+	// not stored. Callers who wait for another process's fetch wait until its lease
+	// must be over, Policy.Lease at most.
 	FailOpen WhenUnavailable = iota
 	// FailClosed gives callers ErrUnavailable.
 	FailClosed
@@ -42,9 +44,10 @@ const (
 	ErrorAlways
 	// StaleOrFetch gives the stale value if StaleIfError allows it, else lets the
 	// caller fetch for itself, without a lease: at most Policy.MaxUnguarded such
-	// fetches run at once in the process. Who has waited for Policy.WaitTimeout once
-	// more, for its turn among them, gets ErrWaitTimeout. What is fetched so is not
-	// stored.
+	// fetches run at once in the process. A caller that has waited for
+	// Policy.WaitTimeout once more, for its turn among them, gets ErrWaitTimeout. A
+	// value that was fetched like this is not stored. A call's fetch never runs twice
+	// at once for one key: the other callers of the key wait for a fetch of their own.
 	StaleOrFetch
 )
 
@@ -100,6 +103,13 @@ type Policy struct {
 	// it. Default 5 s, or TTL; Off doesn't cache it.
 	Negative time.Duration
 
+	// NotFound says which errors of a fetch mean that the key doesn't exist:
+	// sql.ErrNoRows, say. They count as ErrNotFound and are cached like it. Callers in
+	// this process get an error that wraps both ErrNotFound and the fetch's. It is
+	// called from several goroutines, also for each key that a fetch of GetMany fails
+	// for. If it panics, the fetch has failed with a [*PanicError]. Default none.
+	NotFound func(error) bool `json:"-"`
+
 	// Bypass is how long a key whose value was private ([Fill.Private]) or over
 	// MaxBytes is left alone: its callers fetch for themselves instead of
 	// queueing for a lease. Default 2 min.
@@ -131,7 +141,7 @@ type Policy struct {
 
 	// Lease is the TTL of the lease, which is renewed while the fetch runs. It
 	// bounds how long a holder is waited for that vanished without its connection
-	// breaking. At least 10 ms. Default 5 s.
+	// breaking, and any holder while Redis is away. At least 10 ms. Default 5 s.
 	Lease time.Duration
 
 	// MaxAttempts is how many processes may die fetching a key before it is
@@ -189,8 +199,9 @@ type Policy struct {
 	// handed to its callers, reported, and not stored. Default 16 MiB.
 	MaxBytes int
 
-	// Codec encodes values. Default []byte and string as they are, everything
-	// else as MessagePack.
+	// Codec encodes values. One that is a [cache.TypeChecker] is asked by New
+	// whether it can store the guard's values. Default []byte and string as they
+	// are, everything else as MessagePack.
 	Codec cache.Codec
 
 	// CompressAbove is the encoded size in bytes above which values are
@@ -276,6 +287,9 @@ func (p Policy) validate() error {
 	}
 	if p.Cost < 0 {
 		bad("Cost is %d, must not be negative", p.Cost)
+	}
+	if p.Budget != nil && nils.Is(p.Budget) {
+		bad("Budget is a nil %T (check the error of the call that made it)", p.Budget)
 	}
 	if p.Priority > Critical {
 		bad("Priority is %d, must be Normal, Background or Critical", p.Priority)

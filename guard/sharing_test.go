@@ -280,7 +280,7 @@ func TestGoexitInAnObserverIsAnErrorForThoseWhoStayedWhenTheLeaseWasLost(t *test
 			})
 			synctest.Wait()
 			wg.Go(func() { // joins before the fetch starts, so that it may have the result
-				if _, err := bad.GetMany(ctx, []string{key}, nil); !errors.Is(err, guard.ErrGoexit) {
+				if _, err := bad.GetMany(ctx, []string{key}, neverMany); !errors.Is(err, guard.ErrGoexit) {
 					w.Errorf("%s: GetMany: got %v", kind, err)
 				}
 			})

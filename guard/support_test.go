@@ -180,6 +180,9 @@ func get(w *world, g *guard.Guard[string], key string, fetch guard.FetchFunc[str
 // never is a fetch that must not be called.
 func never(context.Context) (string, error) { return "", errors.New("fetched, and must not have been") }
 
+// neverTold is never, for Load.
+func neverTold(ctx context.Context, _ *guard.Fill[string]) (string, error) { return never(ctx) }
+
 // recorder keeps the events it is told.
 type recorder struct {
 	mu     sync.Mutex

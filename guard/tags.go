@@ -51,6 +51,25 @@ func (e *engine) storeTags(tags []string) []string {
 	return out
 }
 
+// lackedTag is the first of the tags that a stored entry does not carry.
+func (e *engine) lackedTag(entry *cache.Entry, tags []string) (tag string, lacks bool) {
+	for _, t := range tags {
+		if !slices.Contains(entry.Tags, e.storeKey(t)) {
+			return t, true
+		}
+	}
+	return "", false
+}
+
+// addedTag is a tag that a fetch has set and the stale value it was given does not
+// carry.
+func (e *engine) addedTag(f *fill) (tag string, added bool) {
+	if f.staleReading == nil {
+		return "", false
+	}
+	return e.lackedTag(&f.staleReading.Entry, f.tags)
+}
+
 // tagsOfValue are the tags that the policy finds a value to have.
 func (e *engine) tagsOfValue(key string, value any) []string {
 	if e.tagsOf == nil {

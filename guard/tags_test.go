@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -116,123 +115,6 @@ func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
 		must(w, fleet[1].DeleteTag(ctx, "t"))
 		if _, err := fleet[0].Peek(ctx, "k"); !errors.Is(err, guard.ErrMiss) {
 			w.Errorf("Peek: %v", err)
-		}
-	})
-}
-
-// A value that is renewed may get more tags. If one of those was deleted since it was
-// fetched, for all that is known, it is fetched anew, once.
-func TestTagsAreAddedToAValueThatIsRenewed(t *testing.T) {
-	inWorlds(t, func(w *world) {
-		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.StaleIfError = time.Hour }))
-		fetches := 0
-		withTags := func(tags ...string) func(context.Context, *guard.Fill[string]) (string, error) {
-			return func(_ context.Context, f *guard.Fill[string]) (string, error) {
-				fetches++
-				f.Tags = tags
-				if f.Stale != nil {
-					return "", guard.ErrNotModified
-				}
-				return fmt.Sprint("fetch ", fetches), nil
-			}
-		}
-		for i, c := range []struct {
-			deleted string // before that
-			tags    []string
-			want    string
-			fetches int
-		}{
-			{"more", nil, "fetch 1", 1},
-			{"", []string{"first"}, "fetch 1", 2}, // it had none that could have been deleted
-			{"", []string{"second"}, "fetch 1", 3},
-			{"more", []string{"more"}, "fetch 1", 4}, // those who asked have it, but nobody else
-			{"", []string{"more"}, "fetch 5", 5},
-			{"", []string{"more", "third"}, "fetch 5", 6},
-			{"unrelated", []string{"fourth"}, "fetch 5", 7}, // nobody knows whether it was deleted since
-			{"", []string{"fourth"}, "fetch 8", 8},
-			{"fourth", nil, "fetch 9", 9},
-		} {
-			if c.deleted != "" {
-				must(w, fleet[1].DeleteTag(ctx, c.deleted))
-			}
-			if r := loads(w, fleet[0], "k", withTags(c.tags...)); r.Value != c.want || fetches != c.fetches {
-				w.Errorf("%d: %q after %d fetches", i, r.Value, fetches)
-			}
-			time.Sleep(2 * time.Minute) // it is to be renewed
-		}
-	})
-}
-
-// A farStore takes its time to delete.
-type farStore struct {
-	cache.Store
-	takes time.Duration
-}
-
-func (s farStore) Delete(ctx context.Context, key string) error {
-	time.Sleep(s.takes)
-	return s.Store.Delete(ctx, key)
-}
-
-// Whose renewal was in vain deletes what it was to renew, and nothing that has replaced
-// it while it was fetched.
-func TestRenewalInVainLeavesNewerValuesAlone(t *testing.T) {
-	inWorlds(t, func(w *world) {
-		var fleet []*guard.Guard[string]
-		for range 3 {
-			fleet = append(fleet, w.guard(farStore{w.open(), 20 * time.Millisecond}, policy(func(p *guard.Policy) { p.StaleIfError = time.Hour })))
-		}
-		time.Sleep(time.Second)
-		var full atomic.Int32
-		fetch := func(_ context.Context, f *guard.Fill[string]) (string, error) {
-			f.Tags = []string{"old", "more"}
-			if f.Stale != nil {
-				time.Sleep(time.Second)
-				return "", guard.ErrNotModified
-			}
-			time.Sleep(100 * time.Millisecond)
-			return fmt.Sprint("new ", full.Add(1)), nil
-		}
-		loads(w, fleet[0], "k", (&origin{}).withTags("old"))
-		must(w, fleet[0].DeleteTag(ctx, "more"))
-		time.Sleep(2 * time.Minute) // it is to be renewed
-		var wg sync.WaitGroup
-		for _, g := range fleet {
-			// The second is given the old value just before the first deletes it; the
-			// third brings a new one while the second fetches.
-			wg.Go(func() { loads(w, g, "k", fetch) })
-		}
-		wg.Wait()
-		time.Sleep(5 * time.Second)
-		if r := loads(w, fleet[0], "k", fetch); r.Value != "new 1" || r.Source != guard.FromRedis {
-			w.Errorf("%+v", r)
-		}
-	})
-}
-
-// So it is with many keys, which don't wait for one another.
-func TestRenewalsInVainOfABatchTakeNoLongerThanAFew(t *testing.T) {
-	inWorlds(t, func(w *world) {
-		s := farStore{w.open(), 10 * time.Millisecond}
-		before := w.guard(s, policy(tagged("old")))
-		g := w.guard(s, policy(tagged("old", "more")))
-		time.Sleep(time.Second)
-		keys := keysFrom(0, 160)
-		for key, v := range valuesOf(keys) {
-			must(w, before.Set(ctx, key, v))
-			must(w, before.Expire(ctx, key)) // and keep it, to compare with
-		}
-		must(w, g.DeleteTag(ctx, "more"))
-		start := time.Now()
-		good := func(context.Context, []string) (map[string]string, error) { return nil, guard.ErrNotModified }
-		equal(w, getMany(w, g, keys, good), valuesOf(keys))
-		if took := time.Since(start); took > 200*time.Millisecond {
-			w.Errorf("it took %v", took)
-		}
-		for _, key := range keys {
-			if _, err := g.Peek(ctx, key); !errors.Is(err, guard.ErrMiss) {
-				w.Errorf("Peek: %v", err)
-			}
 		}
 	})
 }

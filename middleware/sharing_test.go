@@ -776,7 +776,10 @@ func TestOptionsAreChecked(t *testing.T) {
 			t.Errorf("nothing of %s in %v", part, err)
 		}
 	}
-	if _, err := middleware.New(nil, middleware.Options{}); err == nil {
-		t.Error("no store was accepted")
+	var none *cache.Redis
+	for _, store := range []cache.Store{nil, none} {
+		if _, err := middleware.New(store, middleware.Options{}); err == nil {
+			t.Errorf("a store %v was accepted", store)
+		}
 	}
 }

@@ -154,6 +154,68 @@ var deathTests = []test{
 		f.answers(s, key, ask, cache.Granted)
 	}},
 
+	{"DeclinedFetchForgivesNoDeaths", kill, func(f *fixture) {
+		declined := cache.Return{Failed: true, Declined: true, Failure: []byte("exhausted")}
+		for name, decline := range map[string]func(s cache.Store, l *cache.Lease) (bool, error){
+			"Decline": func(s cache.Store, l *cache.Lease) (bool, error) { return s.Decline(f.ctx, l, declined.Failure, 0) },
+			"ReturnMany": func(s cache.Store, l *cache.Lease) (bool, error) {
+				back := declined
+				back.Lease = l
+				done := s.ReturnMany(f.ctx, []cache.Return{back})[0]
+				return done.OK, done.Err
+			},
+		} {
+			s, waiter := f.open(), f.open()
+			last := f.dies(anAsk())
+			f.looksDead(s, last)
+			ask := anAsk()
+			ask.MaxAttempts, ask.Suspect = 2, last.Token
+			l := f.answers(s, key, ask, cache.Granted).Lease
+			wait := anAsk()
+			wait.LastHeld = f.answers(waiter, key, wait, cache.Held).Holder
+			if told, err := decline(s, l); !told || err != nil {
+				f.Fatalf("%s answered %v, error %v, want true", name, told, err)
+			}
+			if got := f.answers(waiter, key, wait, cache.Failed); string(got.Failure) != "exhausted" {
+				f.Errorf("%s: waiters are told %q", name, got.Failure)
+			}
+			// Its own attempt is off the record, and the death is on it.
+			last = f.dies(anAsk())
+			if last.Attempt != 2 {
+				f.Errorf("%s: attempt %d, want 2", name, last.Attempt)
+			}
+			f.looksDead(s, last)
+			ask.Suspect = last.Token
+			f.answers(s, key, ask, cache.Quarantined)
+			f.ok("Reset", s.Reset(f.ctx, key))
+			f.ok("Delete", s.Delete(f.ctx, key))
+		}
+	}},
+
+	{"FailedFetchForgivesDeaths", kill, func(f *fixture) {
+		s := f.open()
+		last := f.dies(anAsk())
+		f.looksDead(s, last)
+		ask := anAsk()
+		ask.MaxAttempts, ask.Suspect = 2, last.Token
+		f.fails(s, f.answers(s, key, ask, cache.Granted).Lease, "why", 0)
+		if l := f.answers(s, key, ask, cache.Granted).Lease; l.Attempt != 1 {
+			f.Errorf("attempt %d, want 1", l.Attempt)
+		}
+	}},
+
+	{"DeclineOfALostLeaseChangesNothing", nothing, func(f *fixture) {
+		a, b := f.open(), f.open()
+		l := f.granted(a, key)
+		f.ok("Delete", b.Delete(f.ctx, key))
+		next := f.granted(b, key)
+		if told, err := a.Decline(f.ctx, l, []byte("why"), time.Minute); told || err != nil {
+			f.Errorf("Decline answered %v, error %v, want false", told, err)
+		}
+		f.fills(b, next, "v")
+		f.reads(a, key, "v")
+	}},
+
 	{"QuarantineEndsWithTheWindow", kill, func(f *fixture) {
 		s := f.open()
 		short := cache.Ask{TTL: 100 * time.Millisecond, RenewFor: 100 * time.Millisecond, Window: time.Second, MaxAttempts: 1}

@@ -356,6 +356,60 @@ var tagTests = []test{
 		f.isInvalid(a, "other")
 	}},
 
+	// P3: also when what is known of a tag is lost in the middle of a fetch.
+	{"FetchThatAForgottenDeletionMetIsNotStored", tagFaults, func(f *fixture) {
+		a, b := f.open(), f.open()
+		f.fillsTagged(a, "stored", "v", "t")
+		stamp := f.stamp(a)
+		keys := []string{"1", "2", "3"}
+		var leases []*cache.Lease
+		for _, key := range keys {
+			leases = append(leases, f.granted(a, key))
+		}
+		f.ok("DeleteTag", b.DeleteTag(f.ctx, "t"))
+		f.ForgetTag(f.T, "t")
+		for i, key := range keys { // the first makes the record anew
+			stored, err := a.Fill(f.ctx, leases[i], aTagged("old", stamp, "t", "u"))
+			if stored || !errors.Is(err, cache.ErrInvalidated) {
+				f.Fatalf("Fill answered %v, error %v", stored, err)
+			}
+			f.misses(b, key)
+		}
+		f.isInvalid(b, "stored") // which has the stamp of those fetches
+		for _, key := range keys {
+			f.fillsTagged(b, key, "new", "t", "u")
+			f.reads(a, key, "new")
+		}
+	}},
+
+	{"FetchesThatAForgottenDeletionMetAreNotStored", tagFaults, func(f *fixture) {
+		a, b := f.open(), f.open()
+		stamp := f.stamp(a)
+		var returns []cache.Return
+		for _, key := range []string{"1", "2"} {
+			returns = append(returns, cache.Return{Lease: f.granted(a, key), Entry: aTagged("old", stamp, "t")})
+		}
+		f.ok("DeleteTag", b.DeleteTag(f.ctx, "t"))
+		f.ForgetTag(f.T, "t")
+		for i, done := range a.ReturnMany(f.ctx, returns) {
+			if done.OK || !errors.Is(done.Err, cache.ErrInvalidated) {
+				f.Errorf("%d: ReturnMany answered %v, error %v", i, done.OK, done.Err)
+			}
+		}
+		f.misses(b, "1")
+		f.misses(b, "2")
+	}},
+
+	{"ForgottenTagOfNoDeletionLosesNothing", tagFaults, func(f *fixture) {
+		a, b := f.open(), f.open()
+		f.fillsTagged(a, key, "v", "t")
+		f.ForgetTag(f.T, "t")
+		f.isInvalid(b, key)
+		f.fillsTagged(b, "other", "w", "t")
+		f.reads(a, "other", "w")
+		f.reads(a, key, "v") // nothing was deleted since
+	}},
+
 	{"ClockThatWentBackDeletesAllTheSame", tagFaults, func(f *fixture) {
 		a, b := f.open(), f.open()
 		for range 10 {

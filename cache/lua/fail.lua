@@ -3,6 +3,7 @@
 -- KEYS  1 lease  2 tries  3 pause  4 failed:<token>  5 failures
 -- ARGV  1 token  2 failure  3 ms to keep the failure  4 pause, ms; 0: none
 --       5 wake channel  6 wake message without its body  7 PUBLISH or SPUBLISH
+--       8 1 if no fetch was made: other attempts stay on record
 --
 -- Replies 1, or 0 where the lease is gone: then nothing is changed.
 
@@ -21,6 +22,11 @@ if ARGV[4] ~= '0' then
   redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[4])
 end
 redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
-redis.call('DEL', KEYS[1], KEYS[2])
+if ARGV[8] == '1' then
+  redis.call('SREM', KEYS[2], ARGV[1])
+  redis.call('DEL', KEYS[1])
+else
+  redis.call('DEL', KEYS[1], KEYS[2])
+end
 redis.pcall(ARGV[7], ARGV[5], ARGV[6] .. ARGV[2])
 return 1

@@ -12,8 +12,9 @@
 local record = redis.call('HMGET', KEYS[1], 'e', 't', ARGV[3])
 local mark = tonumber(ARGV[2])
 if record[1] ~= ARGV[1] then
-  -- What was stored before is not known: it doesn't count any more.
-  redis.call('HSET', KEYS[1], 'e', ARGV[1], 'd', ARGV[2], 'x', ARGV[2], 't', '0')
+  -- What was stored before is not known: it doesn't count any more. Nor is a later
+  -- change that was recorded before this one, and evicted: see tie.
+  redis.call('HSET', KEYS[1], 'e', ARGV[1], 'd', ARGV[2], 'x', ARGV[2], 't', '0', 'u', '1')
 else
   mark = math.max(mark, (tonumber(record[2] or 0) or 0) + 1, tonumber(record[3] or 0) or 0)
   redis.call('HSET', KEYS[1], ARGV[3], string.format('%.0f', mark))

@@ -184,7 +184,7 @@ func (c *child) write(r *report) { c.parent.Tell(r) }
 var told = map[cache.EventKind]bool{
 	cache.LeaseTakenOver: true, cache.LeaseLost: true, cache.FillRefused: true, cache.Unguarded: true,
 	cache.KeyQuarantined: true, cache.EntryDamaged: true, cache.MessageDamaged: true,
-	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.LivenessOff: true,
+	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.LivenessOff: true, cache.LivenessOn: true,
 	cache.SubscriptionUp: true, cache.SubscriptionLost: true, cache.ProcessLate: true,
 }
 
