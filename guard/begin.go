@@ -55,31 +55,6 @@ func (t *Turn[V]) end(value *V, err error) bool {
 	})
 }
 
-// Begin returns a value that is stored and may be served, as [Guard.Load] does, or that
-// another caller fetched while this one waited. If this caller is to fetch, it returns a
-// Turn and the last value, if there is one, in its Stale. Errors as of Load.
-//
-// refresh is called, on a goroutine of its own, with the turn to refresh a value that
-// is served: it must end the turn. Nil: such values are not refreshed.
-func (g *Guard[V]) Begin(ctx context.Context, key string, refresh func(*Turn[V]), opts ...CallOption) (Result[V], *Turn[V], error) {
-	maxAge := maxAgeOf(opts)
-	if n := g.nearValue(ctx, key, maxAge); n != nil {
-		return g.nearResult(n), nil, nil
-	}
-	o := g.engine.get(ctx, key, maxAge, func() *call {
-		c := &call{told: true, steps: true}
-		if refresh != nil {
-			c.refreshed = func(t *openTurn) { refresh(turnOf[V](t)) }
-		}
-		return c
-	})
-	if o.turn != nil {
-		return Result[V]{}, turnOf[V](o.turn), nil
-	}
-	r, err := g.resultOf(o)
-	return r, nil, err
-}
-
 func turnOf[V any](t *openTurn) *Turn[V] { return &Turn[V]{fillOf[V](t.fill), t} }
 
 // An openTurn is a Turn without its type.

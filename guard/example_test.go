@@ -20,6 +20,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 type Quote struct {
@@ -347,7 +348,7 @@ func ExampleGuard_Stats() {
 		})
 	}
 	s := names.Stats()
-	fmt.Println("fetches:", s.Fetches, "own:", s.Fetched, "hits:", s.RedisHits, "not found:", s.Errors.NotFound)
+	fmt.Println("fetches:", s.Fetches, "own:", s.Fetched, "hits:", s.StoreHits, "not found:", s.Errors.NotFound)
 	// Output:
 	// fetching 42
 	// fetching nobody

@@ -4,12 +4,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A Fill is what a fetch is told by [Guard.Load], and what it may say about its
 // value before it returns. It belongs to that fetch alone.
 type Fill[V any] struct {
+	// Key is the key that is fetched.
+	Key string
 	// Stale is the last value, if there is one, for a conditional request: answer
 	// ErrNotModified if it is still good. There is one only where something keeps
 	// it past its TTL: Stale, StaleIfError, or an Expire by hand. A value that lacks
@@ -71,12 +73,12 @@ const (
 )
 
 // flags is how the use stands in an entry's header.
-func (u StaleUse) flags() cache.Flags {
+func (u StaleUse) flags() store.Flags {
 	switch u {
 	case OnlyIfError:
-		return cache.FlagIfError
+		return store.FlagIfError
 	case OnlyValidate:
-		return cache.FlagKept
+		return store.FlagKept
 	}
 	return 0
 }
@@ -84,7 +86,7 @@ func (u StaleUse) flags() cache.Flags {
 // fillOf is the typed form of what a fetch is told.
 func fillOf[V any](f *fill) *Fill[V] {
 	fl := &Fill[V]{
-		Attempt: f.attempt, IdempotencyKey: f.token.String(),
+		Key: f.key, Attempt: f.attempt, IdempotencyKey: f.token.String(),
 		TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
 		Tags: slices.Clone(f.tags),
 	}
@@ -118,12 +120,12 @@ func maxAgeOf(opts []CallOption) time.Duration {
 // A fill is what a fetch is told about one key and what it answers: Fill without its
 // type.
 type fill struct {
-	key          string
-	stale        any            // decoded
-	staleReading *cache.Reading // as read; nil: none
-	attempt      int
-	token        cache.Token // the lease's, or a random one
-	leased       bool
+	key       string
+	stale     any   // decoded
+	staleRead *read // of it; nil: none
+	attempt   int
+	token     store.Token // the lease's, or a random one
+	leased    bool
 
 	ttl, staleFor time.Duration
 	staleUse      StaleUse
@@ -133,7 +135,7 @@ type fill struct {
 
 	value any
 	err   error
-	entry *cache.Entry // of the value; nil: it is private, or there is none
+	entry *store.Entry // of the value; nil: it is private, or there is none
 	took  time.Duration
 }
 
@@ -141,8 +143,8 @@ type fill struct {
 type Source byte
 
 const (
-	// FromRedis: stored and fresh.
-	FromRedis Source = iota + 1
+	// FromStore: stored and fresh.
+	FromStore Source = iota + 1
 	// Fetched: by this call.
 	Fetched
 	// Waited: fetched by another caller, here or in another process, while this
@@ -158,8 +160,8 @@ const (
 
 func (s Source) String() string {
 	switch s {
-	case FromRedis:
-		return "redis"
+	case FromStore:
+		return "store"
 	case FromNear:
 		return "near"
 	case Fetched:

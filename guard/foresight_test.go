@@ -13,27 +13,16 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-// A readCounter counts the reads of single keys.
-type readCounter struct {
-	cache.Store
-	n atomic.Int32
-}
-
-func (s *readCounter) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	s.n.Add(1)
-	return s.Store.Read(ctx, key)
-}
-
 // coldGuard is a guard that has met a row of misses, and foresees the next.
-func coldGuard(w *world, s cache.Store, p guard.Policy) (*guard.Guard[string], *readCounter) {
+func coldGuard(w *world, s cache.Store, p guard.Policy) (*guard.Guard[string], *atomic.Int32) {
 	w.Helper()
-	counter := &readCounter{Store: s}
+	counter := tap(s)
 	g := w.guard(counter, p)
 	row(w, g, "cold")
-	if n := counter.n.Swap(0); n != guard.MissesInARow {
+	if n := counter.lone.Swap(0); n != guard.MissesInARow {
 		w.Fatalf("%d reads of %d keys", n, guard.MissesInARow)
 	}
-	return g, counter
+	return g, &counter.lone
 }
 
 // row is a row of misses, of keys with a prefix.
@@ -52,7 +41,7 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 			get(w, g, fmt.Sprint("k", i), o.fetch)
 		}
 		o.fetched(w, 10)
-		if n := reads.n.Load(); n > 0 {
+		if n := reads.Load(); n > 0 {
 			w.Errorf("%d reads of what was foreseen to be missing", n)
 		}
 		// A key that is there is served without a fetch, and read before it is asked for
@@ -61,7 +50,7 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 			get(w, g, fmt.Sprint("k", i), never)
 		}
 		get(w, g, "another", o.fetch)
-		if n := reads.n.Load(); n != 10 {
+		if n := reads.Load(); n != 10 {
 			w.Errorf("%d reads of 11 keys, the first of which was foreseen to be missing", n)
 		}
 		if s := g.Stats(); s.Unread != 11 || s.Misled != 1 {
@@ -98,7 +87,7 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 		source guard.Source
 		err    error
 	}{
-		{name: "fresh", before: func(*world, *guard.Guard[string]) {}, fetch: never, want: "stored", source: guard.FromRedis},
+		{name: "fresh", before: func(*world, *guard.Guard[string]) {}, fetch: never, want: "stored", source: guard.FromStore},
 		{name: "stale", before: func(*world, *guard.Guard[string]) { time.Sleep(90 * time.Second) }, fetch: value("new"), want: "stored", source: guard.Stale},
 		{name: "too old", before: func(*world, *guard.Guard[string]) { time.Sleep(4 * time.Minute) }, fetch: value("new"), want: "new", source: guard.Fetched},
 		{name: "good enough for an error", before: func(*world, *guard.Guard[string]) { time.Sleep(4 * time.Minute) }, fetch: fails(broken), want: "stored", source: guard.Stale},
@@ -129,7 +118,7 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 				if r.Value != c.want || r.Source != c.source || !errors.Is(err, c.err) {
 					w.Errorf("got %+v, %v; want %q from %v, %v", r, err, c.want, c.source, c.err)
 				}
-				if n := reads.n.Load(); n > 2 { // its tags before it is fetched anew, and again to stand in for an error
+				if n := reads.Load(); n > 2 { // its tags before it is fetched anew, and again to stand in for an error
 					w.Errorf("%d reads", n)
 				}
 			})
@@ -173,9 +162,9 @@ func TestCallersOfOneMissAreNoRow(t *testing.T) {
 			must(w, a.err)
 		}
 		o.fetched(w, 1)
-		before := reads.n.Load()
+		before := reads.Load()
 		get(w, g, "another", o.fetch)
-		if n := reads.n.Load() - before; n != 1 {
+		if n := reads.Load() - before; n != 1 {
 			w.Errorf("%d reads of the next key", n)
 		}
 	})
@@ -229,7 +218,7 @@ func TestKeysAreReadWhenTheBudgetIsExhausted(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if n := reads.n.Load(); n != keys {
+		if n := reads.Load(); n != keys {
 			w.Errorf("%d reads of %d keys", n, keys)
 		}
 	})
@@ -262,9 +251,9 @@ func TestErrorsAreNoMisses(t *testing.T) {
 		}
 		w.server.SetError("")
 		time.Sleep(10 * time.Second)
-		reads.n.Store(0)
+		reads.Store(0)
 		get(w, g, "k", (&origin{}).fetch)
-		if n := reads.n.Load(); n != 1 {
+		if n := reads.Load(); n != 1 {
 			w.Errorf("%d reads after an error", n)
 		}
 	})
@@ -286,7 +275,7 @@ func TestStaleValueThatWasUnforeseenIsRefreshed(t *testing.T) {
 				if v := get(w, g, "k", o.fetch); v != "v1" {
 					w.Errorf("got %q", v)
 				}
-				if n := reads.n.Load(); n != 0 {
+				if n := reads.Load(); n != 0 {
 					w.Errorf("%d reads", n)
 				}
 				time.Sleep(3 * time.Second)
@@ -376,7 +365,7 @@ func TestFailedMissIsNotReadForAStaleValue(t *testing.T) {
 		if _, err := g.Get(context.Background(), "k", func(context.Context) (string, error) { return "", broken }); !errors.Is(err, broken) {
 			w.Errorf("got %v", err)
 		}
-		if n := reads.n.Load(); n != 0 {
+		if n := reads.Load(); n != 0 {
 			w.Errorf("%d reads", n)
 		}
 	})

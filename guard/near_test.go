@@ -17,6 +17,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 func nearPolicy(change ...func(*guard.Policy)) guard.Policy {
@@ -42,7 +43,7 @@ func TestNearValueIsServedWithoutAskingTheStore(t *testing.T) {
 			}
 		}
 		time.Sleep(11 * time.Second) // Near.TTL's default is 10 s
-		if _, s := source(w, g, "k"); s != guard.FromRedis {
+		if _, s := source(w, g, "k"); s != guard.FromStore {
 			w.Errorf("after its TTL: from %v", s)
 		}
 		r, err := g.Load(context.Background(), "k", neverTold)
@@ -171,40 +172,41 @@ func TestChangeByAnotherGuardOfTheProcessIsSeenAtOnce(t *testing.T) {
 	})
 }
 
-// A gated store answers a read only when it is told to.
-type gated struct {
-	cache.Store
-	read chan struct{} // a read has been answered by the store
-	gate chan struct{} // and may be handed out
+// A gate holds up what a store has read until it is told to let it through.
+type gate struct {
+	read chan struct{} // something has been read
+	open chan struct{}
 }
 
-func (s *gated) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	r, err := s.Store.Read(ctx, key)
-	if s.gate != nil {
-		s.read <- struct{}{}
-		<-s.gate
+// hold puts a gate behind the reads of a store.
+func hold(s *tapped) *gate {
+	g := &gate{make(chan struct{}), make(chan struct{})}
+	s.read = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+		g.read <- struct{}{}
+		<-g.open
+		return r, err
 	}
-	return r, err
+	return g
 }
 
 func TestReadThatRacedAnInvalidationIsNotPutBack(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		s := &gated{Store: w.open()}
+		s := tap(w.open())
 		g, other := w.guard(s, nearPolicy()), w.guard(w.open(), nearPolicy())
 		synctest.Wait()
 		must(w, other.Set(context.Background(), "k", "old"))
 		synctest.Wait()
-		s.read, s.gate = make(chan struct{}), make(chan struct{})
+		gate := hold(s)
 		got := make(chan string)
 		go func() { got <- get(w, g, "k", never) }()
-		<-s.read
+		<-gate.read
 		must(w, other.Set(context.Background(), "k", "new"))
 		synctest.Wait() // the invalidation has arrived
-		s.gate <- struct{}{}
+		gate.open <- struct{}{}
 		if v := <-got; v != "old" {
 			w.Fatalf("the read from before got %q", v)
 		}
-		s.gate = nil
+		s.read = nil
 		if v, src := source(w, g, "k"); v != "new" {
 			w.Errorf("got %q from %v", v, src)
 		}
@@ -373,11 +375,11 @@ func TestHotKeyIsRefreshedBeforeAnybodyWaits(t *testing.T) {
 
 func TestEarlyRefreshIsDrawnOnceForAVersionAndLeavesTimeForTheFetch(t *testing.T) {
 	const ttl, took = 10 * time.Second, 200 * time.Millisecond
-	minter := cache.NewMinter()
+	minter := store.NewMinter()
 	var sum time.Duration
 	least, most := ttl, time.Duration(0)
 	for range 10_000 {
-		e := &cache.Entry{Version: minter.Token(), FreshFor: ttl, Took: took}
+		e := &store.Entry{Version: minter.Token(), FreshFor: ttl, Took: took}
 		gap := ttl - guard.DueAt(e, 1)
 		if guard.DueAt(e, 1) != ttl-gap {
 			t.Fatal("two draws for one version")
@@ -387,7 +389,7 @@ func TestEarlyRefreshIsDrawnOnceForAVersionAndLeavesTimeForTheFetch(t *testing.T
 	if mean := sum / 10_000; least < took*11/10 || most < 3*took || mean < took*15/10 || mean > took*17/10 {
 		t.Errorf("gaps from %v to %v, mean %v, for a fetch of %v", least, most, mean, took)
 	}
-	slow := &cache.Entry{Version: minter.Token(), FreshFor: ttl, Took: time.Hour}
+	slow := &store.Entry{Version: minter.Token(), FreshFor: ttl, Took: time.Hour}
 	if due := guard.DueAt(slow, 1); due != ttl/2 {
 		t.Errorf("a fetch slower than its TTL is due at %v", due)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 func TestSoftTimeoutServesStaleWhileTheFetchGoesOn(t *testing.T) {
@@ -403,16 +404,13 @@ func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
 	})
 }
 
-// unwoken hears no wake-ups: who waits has to look.
-type unwoken struct{ cache.Store }
-
-func (unwoken) Watch(string) *cache.Watch { return cache.NewWatch(func() {}) }
-
 func TestRefreshIsNotGivenWhatWasOverWhenItWasCalled(t *testing.T) {
 	for _, what := range []string{"a fetch", "a Set"} {
 		t.Run(what, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				here, there := w.guard(unwoken{w.open()}, policy()), w.guard(w.open(), policy())
+				deaf := tap(w.open())
+				deaf.watch = func(string) *store.Watch { return store.NewWatch(func() {}) }
+				here, there := w.guard(deaf, policy()), w.guard(w.open(), policy())
 				must(w, there.Set(w.Context(), "k", "old"))
 				time.Sleep(time.Second)
 				fetched := make(chan error, 1)
@@ -460,21 +458,14 @@ func (c *lookedAt) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// slowReads takes a second for each read, unless its caller leaves.
-type slowReads struct{ cache.Store }
-
-func (s slowReads) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	select {
-	case <-time.After(time.Second):
-		return s.Store.Read(ctx, key)
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.guard(slowReads{w.open()}, policy())
+		slow := tap(w.open())
+		slow.read = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+			time.Sleep(time.Second)
+			return r, err
+		}
+		g := w.guard(slow, policy())
 		time.Sleep(time.Second)
 		must(w, g.Set(context.Background(), "k", "old"))
 		end, ended := make(chan struct{}), make(chan struct{})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // kept is a policy whose values are kept for validation for an hour after their TTL,
@@ -179,15 +180,17 @@ func TestUntoldRenewalThatLacksAPolicyTagFails(t *testing.T) {
 	})
 }
 
-// A deleteCounter counts the Deletes of a store.
+// A deleteCounter counts the changes of a store.
 type deleteCounter struct {
-	cache.Store
+	*tapped
 	n atomic.Int32
 }
 
-func (s *deleteCounter) Delete(ctx context.Context, key string) error {
+func (s *deleteCounter) Unwrap() store.Store { return s }
+
+func (s *deleteCounter) Change(ctx context.Context, changes []store.Change) []error {
 	s.n.Add(1)
-	return s.Store.Delete(ctx, key)
+	return s.Store.Change(ctx, changes)
 }
 
 // P2: the lease of the renewal is gone, and so is its right to change the key.
@@ -216,7 +219,7 @@ func TestRefusedRenewalDeletesNothing(t *testing.T) {
 		for _, newer := range []string{"", "newer"} {
 			t.Run(name+" "+newer, func(t *testing.T) {
 				inWorlds(t, func(w *world) {
-					s := &deleteCounter{Store: w.open()}
+					s := &deleteCounter{tapped: tap(w.open())}
 					g, other := w.guard(s, policy(kept, tagged("a"))), w.fleet(1, policy(kept, tagged("a")))[0]
 					get(w, g, "k", (&origin{}).fetch)
 					time.Sleep(2 * time.Minute)

@@ -13,7 +13,7 @@ import (
 // of calls or events, and consistent each by itself.
 type Stats struct {
 	NearHits  uint64 // served from the near cache
-	RedisHits uint64 // served from the store, fresh
+	StoreHits uint64 // served from the store, fresh
 	Stale     uint64 // served stale
 	Fetched   uint64 // served by a fetch of the call's own
 	Waited    uint64 // served by another caller's fetch, here or in another process
@@ -68,7 +68,7 @@ func (g *Guard[V]) Stats() Stats {
 	e := g.engine
 	c := &e.events.counters
 	s := Stats{
-		RedisHits: c.redisHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
+		StoreHits: c.storeHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
 		Fetches: c.fetches.Load(), FetchErrors: c.fetchErrors.Load(), NotFound: c.notFound.Load(), NotModified: c.notModified.Load(), Refreshes: c.refreshes.Load(),
 		Unguarded: c.unguarded.Load(), FillsRefused: c.fillsRefused.Load(), Invalidated: c.invalidated.Load(), TooLarge: c.tooLarge.Load(),
 		LeasesLost: c.leasesLost.Load(), Takeovers: c.takeovers.Load(), Damaged: c.damaged.Load(),
@@ -96,7 +96,7 @@ func (g *Guard[V]) Stats() Stats {
 }
 
 type counters struct {
-	redisHits, stale, fetched, waited                                   atomic.Uint64
+	storeHits, stale, fetched, waited                                   atomic.Uint64
 	fetches, fetchErrors, notFound, notModified, refreshes, unguarded   atomic.Uint64
 	fillsRefused, invalidated, tooLarge, leasesLost, takeovers, damaged atomic.Uint64
 	errNotFound, errFetch, errRemote, errPanic                          atomic.Uint64
@@ -143,8 +143,8 @@ func (c *counters) served(o *outcome, ended bool) {
 		c.fetched.Add(1)
 	case o.err != nil:
 		c.failed(o, ended)
-	case o.source == FromRedis:
-		c.redisHits.Add(1)
+	case o.source == FromStore:
+		c.storeHits.Add(1)
 	case o.source == Stale:
 		c.stale.Add(1)
 	case o.source == Waited, o.shared:

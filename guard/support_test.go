@@ -13,6 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Tests in this package that depend on time run in a testing/synctest bubble:
@@ -218,4 +219,96 @@ func (r *recorder) count(kind cache.EventKind) int {
 		}
 	}
 	return n
+}
+
+// A tapped store is one whose calls a test looks at, holds up or answers. Functions that
+// are nil leave their calls alone. It is a cache.Store.
+type tapped struct {
+	store.Store
+	// read gets what was read of a key, alone or with others, and returns what the guard
+	// gets. It may block.
+	read    func(key string, r *store.Reading, err error) (*store.Reading, error)
+	acquire func(requests []store.Request) []store.Answer // nil: the store is asked
+	watch   func(key string) *store.Watch
+
+	lone, many atomic.Int32 // reads of one key, and of many
+}
+
+func tap(s cache.Store) *tapped { return &tapped{Store: s.Unwrap()} }
+
+// Unwrap makes it a cache.Store.
+func (s *tapped) Unwrap() store.Store { return s }
+
+func (s *tapped) Read(ctx context.Context, key string, to store.Reader) {
+	s.lone.Add(1)
+	if s.read == nil {
+		s.Store.Read(ctx, key, to)
+		return
+	}
+	s.Store.Read(ctx, key, &tappedReader{to, func(r *store.Reading, err error) (*store.Reading, error) { return s.read(key, r, err) }})
+}
+
+type tappedReader struct {
+	store.Reader
+	read func(r *store.Reading, err error) (*store.Reading, error)
+}
+
+func (t *tappedReader) Answered(r *store.Reading, err error) {
+	go func() { t.Reader.Answered(t.read(r, err)) }()
+}
+
+func (s *tapped) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *store.Reading, error)) {
+	s.many.Add(1)
+	if s.read == nil {
+		s.Store.ReadMany(ctx, prefix, keys, each)
+		return
+	}
+	var calls []func()
+	s.Store.ReadMany(ctx, prefix, keys, func(i int, r *store.Reading, err error) {
+		if r != nil {
+			r = r.Keep()
+		}
+		calls = append(calls, func() {
+			r, err := s.read(prefix+keys[i], r, err)
+			each(i, r, err)
+		})
+	})
+	for _, call := range calls {
+		call()
+	}
+}
+
+func (s *tapped) Acquire(ctx context.Context, requests []store.Request) []store.Answer {
+	if s.acquire != nil {
+		if answers := s.acquire(requests); answers != nil {
+			return answers
+		}
+	}
+	return s.Store.Acquire(ctx, requests)
+}
+
+func (s *tapped) Watch(key string) *store.Watch {
+	if s.watch != nil {
+		return s.watch(key)
+	}
+	return s.Store.Watch(key)
+}
+
+// unread is a read that fails.
+func unread(string, *store.Reading, error) (*store.Reading, error) { return nil, store.ErrUnavailable }
+
+// held acquires a lease for ten seconds, as another process might, and returns it.
+func held(w *world, s cache.Store, key string) *store.Lease {
+	w.Helper()
+	a := s.Unwrap().Acquire(w.Context(), []store.Request{{Key: key, TTL: 10 * time.Second, RenewFor: 10 * time.Second, Window: time.Minute}})[0]
+	if a.Verdict != store.Granted {
+		w.Fatalf("answered %v, %v", a.Verdict, a.Err)
+	}
+	return a.Lease
+}
+
+// released gives a lease back without an outcome.
+func released(w *world, s cache.Store, l *store.Lease) {
+	w.Helper()
+	must(w, s.Unwrap().Return(w.Context(), []store.Return{{Lease: l}})[0].Err)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // ctx is for calls that nothing is to end.
@@ -109,7 +110,7 @@ func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
 			w.Errorf("the refresh was given %v", v)
 		}
 		// It is fresh again, and still carries the tag.
-		if r := loads(w, fleet[1], "k", o.withTags()); r.Value != "v1" || r.Source != guard.FromRedis {
+		if r := loads(w, fleet[1], "k", o.withTags()); r.Value != "v1" || r.Source != guard.FromStore {
 			w.Errorf("%+v", r)
 		}
 		must(w, fleet[1].DeleteTag(ctx, "t"))
@@ -469,23 +470,23 @@ func TestTagsAreValidated(t *testing.T) {
 // after the message about it, is not put into the near cache.
 func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		s := &gated{Store: w.open()}
+		s := tap(w.open())
 		p := nearPolicy(tagged("t"))
 		g, other := w.guard(s, p), w.guard(w.open(), p)
 		time.Sleep(time.Second)
 		must(w, other.Set(ctx, "k", "old"))
 		synctest.Wait()
-		s.read, s.gate = make(chan struct{}), make(chan struct{})
+		gate := hold(s)
 		got := make(chan string)
 		go func() { got <- get(w, g, "k", never) }()
-		<-s.read
+		<-gate.read
 		must(w, other.DeleteTag(ctx, "t"))
 		synctest.Wait() // the message has arrived
-		s.gate <- struct{}{}
+		gate.open <- struct{}{}
 		if v := <-got; v != "old" {
 			w.Fatalf("the read from before got %q", v)
 		}
-		s.gate = nil
+		s.read = nil
 		if v := get(w, g, "k", (&origin{}).fetch); v != "v1" {
 			w.Errorf("got %q", v)
 		}
@@ -496,15 +497,17 @@ func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
 }
 
 // clockless is a store whose clock of tags can't be read.
-type clockless struct{ cache.Store }
+type clockless struct{ *tapped }
 
-func (clockless) Stamp(context.Context) (cache.Stamp, error) {
-	return cache.Stamp{}, cache.ErrUnavailable
+func (c clockless) Unwrap() store.Store { return c }
+
+func (clockless) Stamp(context.Context) (store.Stamp, error) {
+	return store.Stamp{}, store.ErrUnavailable
 }
 
 func TestWithoutTheClockOfTagsNothingWithTagsIsStored(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.guard(clockless{w.open()}, policy())
+		g := w.guard(clockless{tap(w.open())}, policy())
 		time.Sleep(time.Second)
 		o := &origin{}
 		for range 2 {

@@ -42,9 +42,9 @@ func (s *Store) probe() error {
 
 // rehearse does once all that will be done to keys, to one that nothing else uses.
 func (s *Store) rehearse(ctx context.Context, key string) error {
-	rd := s.Read(ctx, key)
-	<-rd.Done()
-	if _, err := rd.Result(); err != nil {
+	var err error
+	s.ReadMany(ctx, "", []string{key}, func(_ int, _ *store.Reading, e error) { err = e })
+	if err != nil {
 		return err
 	}
 	entry := &store.Entry{Kind: store.Value, TTL: time.Second, Tags: []string{key}}

@@ -18,7 +18,7 @@ import (
 type reads struct {
 	entries []string
 	records []string
-	sent    []*store.Read // marked when the command is being sent
+	readers []store.Reader // told when the command is sent
 
 	values []value // by place in entries
 	found  []found // by place in records
@@ -55,8 +55,8 @@ func (n *node) sendReads(ctx context.Context, pipe redis.Pipeliner, rs []*reques
 	for _, r := range rs {
 		all.entries = append(all.entries, r.reads.entries...)
 		all.records = append(all.records, r.reads.records...)
-		for _, rd := range r.reads.sent {
-			rd.MarkSent()
+		for _, to := range r.reads.readers {
+			to.Sending()
 		}
 	}
 	if err := n.read(ctx, pipe, &all); err != nil {
@@ -231,20 +231,21 @@ func (q *reads) reading(n *node, i int, r *store.Reading) error {
 }
 
 // Read implements [store.Store].
-func (s *Store) Read(ctx context.Context, key string) *store.Read {
-	rd := store.NewRead()
+func (s *Store) Read(ctx context.Context, key string, to store.Reader) {
 	name := s.names.entry(key)
-	n, err := s.nodeFor(ctx, name)
-	if err == nil && !n.breaker.allow() {
+	n, err := s.topo.node(name)
+	switch {
+	case s.closing.Load():
+		err = store.ErrClosed
+	case err == nil && !n.breaker.allow():
 		err = n.away()
 	}
 	if err != nil {
-		rd.Answer(nil, err)
-		return rd
+		to.Answered(nil, err)
+		return
 	}
-	t := &taggedRead{s: s, n: n, rd: rd, name: name, known: s.carried.of(name)}
+	t := &taggedRead{s: s, n: n, to: to, name: name, known: s.carried.of(name)}
 	t.send(ctx)
-	return rd
 }
 
 // ReadMany implements [store.Store]. On each node it is one pipeline for every 2000 keys:

@@ -150,7 +150,7 @@ func (s *Store) checkTags(ctx context.Context, readings []*store.Reading) []erro
 type taggedRead struct {
 	s     *Store
 	n     *node
-	rd    *store.Read
+	to    store.Reader
 	name  string
 	known *carried // what the entry is expected to carry; nil: no tags
 
@@ -165,7 +165,7 @@ type taggedRead struct {
 
 // send asks for the entry, and for the records that it is expected to need.
 func (t *taggedRead) send(ctx context.Context) {
-	q := &reads{entries: []string{t.name}, sent: []*store.Read{t.rd}}
+	q := &reads{entries: []string{t.name}, readers: []store.Reader{t.to}}
 	r := &request{reads: q, weight: 1, bytes: int(t.n.valueSize.Load()), values: ctx}
 	if t.known == nil {
 		r.then = func(r *request) {
@@ -256,14 +256,14 @@ func (t *taggedRead) done(ctx context.Context, note func()) {
 // entryRead goes on once the entry is there, with the records that were expected.
 func (t *taggedRead) entryRead(ctx context.Context, reading *store.Reading, err error) {
 	if err != nil {
-		t.rd.Answer(nil, err)
+		t.to.Answered(nil, err)
 		return
 	}
 	if !reading.Tagged() {
 		if t.known != nil && reading.Found {
 			t.s.carried.forget(t.known)
 		}
-		t.rd.Answer(reading, nil)
+		t.to.Answered(reading, nil)
 		return
 	}
 	t.reading = reading
@@ -281,10 +281,10 @@ func (t *taggedRead) entryRead(ctx context.Context, reading *store.Reading, err 
 
 func (t *taggedRead) judge() {
 	if err := judge(t.reading, t.known.records, t.records); err != nil {
-		t.rd.Answer(nil, err)
+		t.to.Answered(nil, err)
 		return
 	}
-	t.rd.Answer(t.reading, nil)
+	t.to.Answered(t.reading, nil)
 }
 
 // The tags that an entry carried when it was last read are kept in mind, so that their
