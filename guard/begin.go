@@ -65,6 +65,7 @@ type openTurn struct {
 	fill  *fill
 	ctx   context.Context
 	began time.Time
+	frame *frame
 	x     Expense // nil: there is no budget
 
 	mu     sync.Mutex
@@ -73,10 +74,11 @@ type openTurn struct {
 }
 
 // openTurn starts a turn that its caller ends.
-func (e *engine) openTurn(ctx context.Context, p *part, t *turn, r *fill, x Expense) *openTurn {
+func (e *engine) openTurn(ctx context.Context, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
 	timeout := &timedOut{e, r.key, 1}
 	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
+	ctx, o.frame = enter(ctx, e, keys)
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
 	e.reportStart([]*fill{r})
 	context.AfterFunc(o.ctx, func() {
@@ -97,6 +99,7 @@ func (o *openTurn) end(answer func(*fill)) bool {
 		return false
 	}
 	answer(o.fill)
+	o.frame.ended.Store(true)
 	if o.x != nil {
 		o.x.Settle(o.fill.cost)
 	}
@@ -147,7 +150,7 @@ func (o *offer) leave() *openTurn {
 
 // hand gives a turn to the caller that is to fetch and waits for its end.
 func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
-	o := l.e.openTurn(p.ctx, p, t, r, paid.expense)
+	o := l.e.openTurn(p.ctx, p, t, r, &p.keys, paid.expense)
 	if l.refresh != nil {
 		l.refresh(o)
 	} else if !l.offer.give(o) {

@@ -8,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 )
 

@@ -155,7 +155,7 @@ func (c *call) outside(ws []*want) []*want {
 		if !within(c.ctx, c.e, w.key) {
 			return false
 		}
-		w.out = c.e.reentrant(w.key)
+		w.out = reentrant(c.e, w.key)
 		return true
 	})
 }
@@ -179,21 +179,47 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 		})
 		c.leaveLookup(w)
 	}
+	joined, done := c.enterWaits(ws, number)
+	defer done()
 	if !solo {
 		l.start()
 	}
-	for i, w := range ws {
-		if w.f == nil {
-			w.out = closedOutcome()
+	for i, w := range joined {
+		w.out = c.await(kind, w, joined[i:], number)
+		c.e.flights.leave(w.f, number)
+	}
+	for _, w := range ws {
+		if w.offer == nil || w.out.turn != nil {
 			continue
 		}
-		w.out = c.await(kind, w, ws[i:], number)
-		if c.steps && w.out.turn == nil {
-			if t := w.offer.leave(); t != nil { // given at this very moment
-				t.release()
-			}
+		if t := w.offer.leave(); t != nil { // given at this very moment
+			t.release()
 		}
-		c.e.flights.leave(w.f, number)
+	}
+}
+
+// enterWaits returns the keys whose flights can be waited for. To wait for one that waits
+// for the fetch that this call is made from would have no end.
+func (c *call) enterWaits(ws []*want, number uint64) (joined []*want, done func()) {
+	inner := frameOf(c.ctx)
+	for _, w := range ws {
+		switch {
+		case w.f == nil:
+			w.out = closedOutcome()
+		case inner != nil && !inner.await(w.f):
+			w.out = deadlocked(c.e, w.key)
+			c.e.flights.leave(w.f, number)
+		default:
+			joined = append(joined, w)
+		}
+	}
+	return joined, func() {
+		if inner == nil {
+			return
+		}
+		for _, w := range joined {
+			inner.done(w.f)
+		}
 	}
 }
 
@@ -353,11 +379,11 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 			fills = e.givenUp(fills, err)
 		case c.steps:
 			fills[0].cost = paid.cost
-			some[0].out = &outcome{turn: e.openTurn(c.ctx, nil, nil, fills[0], paid.expense), source: source}
+			some[0].out = &outcome{turn: e.openTurn(c.ctx, nil, nil, fills[0], &fetchKeys{fetch: index, now: n}, paid.expense), source: source}
 			continue
 		default:
 			fills[0].cost = paid.cost
-			fills = e.runFetch(ctx, c.fetch, fills, &fetchKeys{index, n}, paid.expense)
+			fills = e.runFetch(ctx, c.fetch, fills, &fetchKeys{fetch: index, now: n}, paid.expense)
 		}
 		for i, r := range fills {
 			some[i].out = &outcome{value: r.value, err: r.err, source: source}

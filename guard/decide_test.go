@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
 )

@@ -250,5 +250,13 @@ func (e *engine) errClosed() error {
 	return fmt.Errorf("%w: guard %q: %w", ErrClosed, e.name, store.ErrClosed)
 }
 
-// unavailable wraps an error for callers, of a store that isn't closed.
-func unavailable(err error) error { return fmt.Errorf("%w: %w", ErrUnavailable, err) }
+// An unavailableError is [ErrUnavailable] with its cause, of a store that isn't closed. Its
+// text is made when it is asked for: the store may know by then why Redis is away.
+type unavailableError struct{ cause error }
+
+func unavailable(cause error) error { return &unavailableError{cause} }
+
+func (e *unavailableError) Error() string { return fmt.Sprintf("%v: %v", ErrUnavailable, e.cause) }
+
+// Unwrap is for errors.Is and errors.As.
+func (e *unavailableError) Unwrap() []error { return []error{ErrUnavailable, e.cause} }

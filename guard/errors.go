@@ -35,9 +35,12 @@ var (
 	ErrWaitTimeout = errors.New("guard: waited too long for the fetch of another caller")
 	// ErrFetchTimeout: the fetch did not end within [Policy.FetchTimeout].
 	ErrFetchTimeout = errors.New("guard: fetch timed out")
-	// ErrReentrant: a fetch asked its own guard for its own key, and would have
-	// waited for itself.
-	ErrReentrant = errors.New("guard: fetch asks for its own key")
+	// ErrReentrant: a fetch asked its own guard for its own key, or for a key whose
+	// fetch, in this process, waits for this one; it would have waited for itself.
+	// Calls made with a fetch's context count as its own. Fetches of different
+	// processes that ask for each other's keys are not found out: FetchTimeout ends
+	// them.
+	ErrReentrant = errors.New("guard: fetch would wait for itself")
 	// ErrTooLarge: Set was given a value over [Policy.MaxBytes].
 	ErrTooLarge = errors.New("guard: value too large")
 	// ErrClosed: the guard, which the error names, or its store was closed. In the

@@ -20,7 +20,6 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
-	"github.com/stampedeguard/stampede/internal/store"
 )
 
 type Quote struct {
@@ -155,7 +154,7 @@ func ExampleGuard_Load() {
 	// hello fetched 10m0s <nil>
 	// the upstream still has "hello"
 	// hello fetched 1m0s <nil>
-	// hello redis <nil>
+	// hello store <nil>
 }
 
 // An upstream that asks to be left alone is left alone by the whole fleet.
@@ -253,7 +252,7 @@ func ExampleGuard_Set() {
 	}
 	r, err := names.Peek(ctx, "42")
 	fmt.Println(r.Value, r.Source, err)
-	// Output: Ada redis <nil>
+	// Output: Ada store <nil>
 }
 
 func ExampleGuard_Delete() {
@@ -391,7 +390,7 @@ func ExampleNear() {
 	// Output:
 	// Ada fetched <nil>
 	// Ada near <nil>
-	// Grace redis <nil>
+	// Grace store <nil>
 	// Grace near <nil>
 }
 
@@ -400,10 +399,9 @@ func ExampleNear_clone() {
 	store := exampleStore()
 	defer store.Close()
 	roles, err := guard.New[[]string](store, "roles", guard.Policy{
-		TTL:   time.Minute,
-		Near:  guard.Near{MaxBytes: 1 << 20},
-		Clone: slices.Clone[[]string],
-	})
+		TTL:  time.Minute,
+		Near: guard.Near{MaxBytes: 1 << 20},
+	}, guard.Clone(slices.Clone[[]string]))
 	if err != nil {
 		log.Fatal(err)
 	}

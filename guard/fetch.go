@@ -52,7 +52,7 @@ func (l *leader) fetchTurns() {
 			t.part = p
 			index[t.f.key] = len(parts)
 		}
-		p.keys = fetchKeys{index, len(parts)}
+		p.keys = fetchKeys{fetch: index, now: len(parts), flights: flightsOf(l.turns[len(parts)*l.e.policy.MaxBatch:])}
 		parts = append(parts, p)
 	}
 	for _, t := range l.turns {
@@ -65,6 +65,14 @@ func (l *leader) fetchTurns() {
 		p.fetch()
 		p.cancel(nil)
 	}
+}
+
+func flightsOf(turns []*turn) []*flight {
+	all := make([]*flight, len(turns))
+	for i, t := range turns {
+		all[i] = t.f
+	}
+	return all
 }
 
 // fetch pays for one fetch, makes it, and settles its turns.
@@ -335,7 +343,7 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 // callFetch calls the user's fetch and encodes its values, and closes done whatever
 // becomes of it.
 func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense, done chan<- struct{}) {
-	ctx, frame := enter(ctx, e, fills[0].key, keys)
+	ctx, frame := enter(ctx, e, keys)
 	returned := false
 	defer func() {
 		frame.ended.Store(true)

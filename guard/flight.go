@@ -41,6 +41,7 @@ type flight struct {
 	waiting  atomic.Bool  // for the holder of the lease
 	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	fallback atomic.Pointer[fallback]
+	fetch    atomic.Pointer[frame] // the last that it has begun
 
 	// What is known of the key. Only the goroutine that runs the flight uses the rest.
 	readErr     error  // of the first caller's read

@@ -155,8 +155,8 @@ func TestNobodyBorrowsWhatWasDeletedBeforeTheyCame(t *testing.T) {
 // Many callers who find one key missing at the same moment are one miss.
 func TestCallersOfOneMissAreNoRow(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		reads := &readCounter{Store: w.open()}
-		g := w.guard(reads, policy())
+		counter := tap(w.open())
+		reads, g := &counter.lone, w.guard(counter, policy())
 		o := &origin{takes: time.Second}
 		for _, a := range callers([]*guard.Guard[string]{g}, 10*guard.MissesInARow, "k", o.fetch) {
 			must(w, a.err)
@@ -174,7 +174,7 @@ func TestCallersOfOneMissAreNoRow(t *testing.T) {
 func TestUnreadCallersShareAFetch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		var fleet []*guard.Guard[string]
-		var reads []*readCounter
+		var reads []*atomic.Int32
 		for range 3 {
 			g, r := coldGuard(w, w.open(), policy())
 			fleet, reads = append(fleet, g), append(reads, r)
@@ -188,7 +188,7 @@ func TestUnreadCallersShareAFetch(t *testing.T) {
 		}
 		o.fetched(w, 1)
 		for i, r := range reads {
-			if n := r.n.Load(); n != 0 {
+			if n := r.Load(); n != 0 {
 				w.Errorf("%d reads in process %d", n, i)
 			}
 		}
@@ -314,10 +314,10 @@ func TestRefreshMayAskForItsOwnKeyAmongMisses(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		must(w, g.Set(context.Background(), "k", "stored"))
-		v, err := g.Refresh(context.Background(), "k", func(ctx context.Context) (string, error) {
+		v, err := g.Get(context.Background(), "k", func(ctx context.Context) (string, error) {
 			row(w, g, "cold")
 			return g.Get(ctx, "k", never)
-		})
+		}, guard.MaxAge(0))
 		if v != "stored" || err != nil {
 			w.Errorf("got %q, %v", v, err)
 		}

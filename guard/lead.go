@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -32,7 +33,7 @@ func (c *call) newLeader(kind flightKind) *leader {
 	values := c.ctx
 	if kind == background {
 		// No caller waits for it, and so neither does the fetch that it was started from.
-		values = context.WithValue(values, frameKey{}, (*frame)(nil))
+		values = callers.Apart(values)
 	}
 	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told}
 }

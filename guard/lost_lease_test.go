@@ -11,7 +11,6 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
-	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A deleteHook holds back the first acquire until a delete has been carried out,

@@ -336,7 +336,7 @@ func (panickingAs) As(any) bool   { panic("As") }
 
 func TestPanicOverOneKeyLosesNoOthers(t *testing.T) {
 	for name, c := range map[string]struct {
-		tagsOf any
+		tagsOf func(string, string) []string
 		got    map[string]string
 		err    error
 	}{
@@ -359,7 +359,7 @@ func TestPanicOverOneKeyLosesNoOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = c.tagsOf }))[0]
+				g := w.fleet(1, policy(), guard.TagsOf(c.tagsOf))[0]
 				m, err := g.GetMany(w.Context(), []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) { return c.got, c.err })
 				equal(w, m, valuesOf([]string{"a"}))
 				var batch *guard.BatchError
@@ -854,7 +854,7 @@ func TestPartsThatAreLeftAtTheEndAreNotFetched(t *testing.T) {
 
 func TestManyNearValues(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 1000; p.Clone = strings.Clone }))
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 1000 }), guard.Clone(strings.Clone))
 		keys := keysFrom(0, 20)
 		getMany(w, fleet[0], keys[:10], (&manyOrigin{}).fetch)
 		getMany(w, fleet[0], keys, (&manyOrigin{}).fetch)

@@ -42,9 +42,7 @@ func TestRenewalKeepsTheTagsOfTheValue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				fleet := w.fleet(2, policy(kept, tagged("a"), func(p *guard.Policy) {
-					p.TagsOf = func(key, _ string) []string { return []string{"of " + key} }
-				}))
+				fleet := w.fleet(2, policy(kept, tagged("a")), guard.TagsOf(func(key, _ string) []string { return []string{"of " + key} }))
 				o := &origin{}
 				for _, tag := range []string{"a", "b", "of k"} {
 					want := loads(w, fleet[0], "k", o.withTags("b")).Value
@@ -107,13 +105,13 @@ func TestRenewalThatAddsATagFails(t *testing.T) {
 func TestUnguardedRenewalThatAddsATagFails(t *testing.T) {
 	inMemory(t, func(w *world) {
 		away := atomic.Bool{}
-		s := &raced{Store: w.open(), read: func() {}, acquire: func() error {
+		s := &raced{read: func() {}, acquire: func() error {
 			if away.Load() {
 				return cache.ErrUnavailable
 			}
 			return nil
 		}}
-		g := w.guard(s, policy(kept))
+		g := w.guard(s.of(w.open()), policy(kept))
 		o := &origin{}
 		loads(w, g, "k", o.withTags("a"))
 		time.Sleep(2 * time.Minute)

@@ -83,7 +83,7 @@ func TestWaiterInSilenceOutwaitsTheLease(t *testing.T) {
 			return err
 		},
 		"Refresh": func(g *guard.Guard[string]) error {
-			_, err := g.Refresh(ctx, "k", (&origin{}).fetch)
+			_, err := g.Get(ctx, "k", (&origin{}).fetch, guard.MaxAge(0))
 			return err
 		},
 		"GetMany": func(g *guard.Guard[string]) error {

@@ -86,19 +86,19 @@ func policy(change ...func(*guard.Policy)) guard.Policy {
 }
 
 // fleet opens n guards, each on a store of its own.
-func (w *world) fleet(n int, p guard.Policy) []*guard.Guard[string] {
+func (w *world) fleet(n int, p guard.Policy, opts ...guard.Option[string]) []*guard.Guard[string] {
 	w.Helper()
 	all := make([]*guard.Guard[string], n)
 	for i := range all {
-		all[i] = w.guard(w.open(), p)
+		all[i] = w.guard(w.open(), p, opts...)
 	}
 	time.Sleep(time.Second) // fake: until the subscriptions are live
 	return all
 }
 
-func (w *world) guard(s cache.Store, p guard.Policy) *guard.Guard[string] {
+func (w *world) guard(s cache.Store, p guard.Policy, opts ...guard.Option[string]) *guard.Guard[string] {
 	w.Helper()
-	g, err := guard.New[string](s, "g", p)
+	g, err := guard.New(s, "g", p, opts...)
 	if err != nil {
 		w.Fatal(err)
 	}

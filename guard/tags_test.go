@@ -192,7 +192,7 @@ func TestNothingFromBeforeADeleteTagReachesWhoComesAfterIt(t *testing.T) {
 		}},
 		{"being fetched by Refresh", nil, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
 			get(w, fleet[0], "k", old)
-			go func() { _, _ = fleet[0].Refresh(ctx, "k", old) }()
+			go func() { _, _ = fleet[0].Get(ctx, "k", old, guard.MaxAge(0)) }()
 			time.Sleep(5 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
@@ -605,10 +605,8 @@ func TestDeleteTagWithRedisAwayIsAnError(t *testing.T) {
 // What many keys are fetched for carries tags, and meets deletions, as what one is.
 func TestBatchCarriesTags(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.fleet(1, policy(func(p *guard.Policy) {
-			p.Tags = []string{"all"}
-			p.TagsOf = func(key, value string) []string { return []string{"key:" + key, "value:" + value} }
-		}))[0]
+		tagsOf := guard.TagsOf(func(key, value string) []string { return []string{"key:" + key, "value:" + value} })
+		g := w.fleet(1, policy(tagged("all")), tagsOf)[0]
 		n := 0
 		many := func(keys ...string) map[string]string {
 			got, err := g.GetMany(ctx, keys, func(_ context.Context, keys []string) (map[string]string, error) {
@@ -649,7 +647,7 @@ func TestBatchCarriesTags(t *testing.T) {
 // given to who came after.
 func TestTagDeletedWhileABatchIsFetched(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = func(key, _ string) []string { return []string{key} } }))[0]
+		g := w.fleet(1, policy(), guard.TagsOf(func(key, _ string) []string { return []string{key} }))[0]
 		began, goOn := make(chan struct{}), make(chan struct{})
 		done := make(chan map[string]string)
 		go func() {
@@ -683,29 +681,18 @@ func TestTagDeletedWhileABatchIsFetched(t *testing.T) {
 	})
 }
 
-func TestTagsOfIsValidated(t *testing.T) {
-	inWorlds(t, func(w *world) {
-		store, err := cache.NewMemory(cache.MemoryOptions{})
-		must(w, err)
-		_, err = guard.New[string](store, "g", guard.Policy{TTL: time.Minute, TagsOf: func(int) []string { return nil }})
-		if err == nil || !strings.Contains(err.Error(), "TagsOf") {
-			w.Errorf("a TagsOf of another type: %v", err)
-		}
-	})
-}
-
 // An entry whose tags can't be read is fetched anew, and overwritten, among many
 // as by itself.
 func TestDamagedTagsOfABatchAreOverwritten(t *testing.T) {
 	inRedis(t, func(w *world) {
-		g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = func(key, _ string) []string { return []string{key} } }))[0]
+		g := w.fleet(1, policy(), guard.TagsOf(func(key, _ string) []string { return []string{key} }))[0]
 		keys := []string{"a", "b", "c", "d"}
 		o := &manyOrigin{}
 		getMany(w, g, keys, o.fetch)
 		for key, damage := range map[string]func(entry []byte) []byte{
-			"a": func(b []byte) []byte { return b[:cache.HeaderSize+10] },
-			"b": func(b []byte) []byte { b[cache.HeaderSize+16] = 200; return b },
-			"c": func(b []byte) []byte { b[cache.HeaderSize+17] = 0xff; return b },
+			"a": func(b []byte) []byte { return b[:store.HeaderSize+10] },
+			"b": func(b []byte) []byte { b[store.HeaderSize+16] = 200; return b },
+			"c": func(b []byte) []byte { b[store.HeaderSize+17] = 0xff; return b },
 		} {
 			name := "test:{g:" + key + "}"
 			v, err := w.server.Get(name)

@@ -164,7 +164,7 @@ func TestNilStoresAndBudgetsAreRefused(t *testing.T) {
 	var memory *cache.Memory
 	var redis *cache.Redis
 	for want, s := range map[string]cache.Store{"nil store": nil, "nil *cache.Memory": memory, "nil *cache.Redis": redis} {
-		if err := opens[string](store); err == nil || !strings.Contains(err.Error(), want) {
+		if err := opens[string](s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error that says %q", err, want)
 		}
 	}
@@ -192,8 +192,8 @@ func calls(ctx context.Context, g *guard.Guard[string], fetch guard.FetchFunc[st
 	return map[string]func() error{
 		"Get":       func() error { _, err := g.Get(ctx, "k", fetch); return err },
 		"Load":      func() error { _, err := g.Load(ctx, "k", telling); return err },
-		"Refresh":   func() error { _, err := g.Refresh(ctx, "k", fetch); return err },
-		"Reload":    func() error { _, err := g.Reload(ctx, "k", telling); return err },
+		"Refresh":   func() error { _, err := g.Get(ctx, "k", fetch, guard.MaxAge(0)); return err },
+		"Reload":    func() error { _, err := g.Load(ctx, "k", telling, guard.MaxAge(0)); return err },
 		"GetMany":   func() error { _, err := g.GetMany(ctx, []string{"k"}, many); return err },
 		"Peek":      func() error { _, err := g.Peek(ctx, "k"); return err },
 		"Set":       func() error { return g.Set(ctx, "k", "v") },

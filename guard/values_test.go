@@ -743,9 +743,9 @@ func TestClonedBytesAreTheCallersOwn(t *testing.T) {
 				ctx := context.Background()
 				want := bytes.Repeat([]byte("v"), size)
 				p := policy(func(p *guard.Policy) {
-					p.TTL, p.Stale, p.StaleIfError, p.Clone = time.Second, time.Minute, time.Hour, bytes.Clone
+					p.TTL, p.Stale, p.StaleIfError = time.Second, time.Minute, time.Hour
 				})
-				g, err := guard.New[[]byte](w.open(), "g", p)
+				g, err := guard.New(w.open(), "g", p, guard.Clone(bytes.Clone))
 				must(w, err)
 				defer g.Close()
 				time.Sleep(time.Second)
@@ -861,11 +861,14 @@ func TestForeignBytesAreAMissAndAreOverwritten(t *testing.T) {
 		events := &recorder{}
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Observer = events }))
 		rng := rand.New(rand.NewPCG(1, 2))
-		good := (&store.Entry{Version: store.NewMinter().Token(), Kind: store.Value, TTL: time.Minute, FreshFor: time.Minute, Payload: []byte("x")}).Encode()
+		good := (&store.Entry{
+			Version: store.NewMinter().Token(), Kind: store.Value, TTL: time.Minute, FreshFor: time.Minute,
+			Written: store.Instant(time.Now().UnixMicro()), Payload: []byte("x"),
+		}).Encode()
 		other := append([]byte{}, good...)
 		other[18] = 200 // a codec nobody here has
 		future := append([]byte{}, good...)
-		future[16] = 2
+		future[16] = 3
 		foreign := [][]byte{{}, []byte("hello"), good[:31], other, future, bytes.Repeat([]byte{0xff}, 1000)}
 		for range 50 {
 			b := make([]byte, 1+rng.IntN(80))

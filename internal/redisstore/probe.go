@@ -104,6 +104,11 @@ func (s *Store) probeFailed(err error) error {
 	}
 	lacking := &lackingError{}
 	switch {
+	case errors.Is(err, store.ErrUnavailable):
+		for _, n := range s.topo.all() {
+			n.silent() // so that the first callers are told why
+		}
+		return nil
 	case !errors.Is(err, store.ErrRefused), says("OOM ", "MISCONF "):
 		return nil
 	case says("NOAUTH ", "WRONGPASS ", "DB index"):
