@@ -11,18 +11,19 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // coldGuard is a guard that has met a row of misses, and foresees the next.
 func coldGuard(w *world, s cache.Store, p guard.Policy) (*guard.Guard[string], *atomic.Int32) {
 	w.Helper()
-	counter := tap(s)
+	counter := tap.New(s)
 	g := w.guard(counter, p)
 	row(w, g, "cold")
-	if n := counter.lone.Swap(0); n != guard.MissesInARow {
+	if n := counter.Lone.Swap(0); n != guard.MissesInARow {
 		w.Fatalf("%d reads of %d keys", n, guard.MissesInARow)
 	}
-	return g, &counter.lone
+	return g, &counter.Lone
 }
 
 // row is a row of misses, of keys with a prefix.
@@ -155,8 +156,8 @@ func TestNobodyBorrowsWhatWasDeletedBeforeTheyCame(t *testing.T) {
 // Many callers who find one key missing at the same moment are one miss.
 func TestCallersOfOneMissAreNoRow(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		counter := tap(w.open())
-		reads, g := &counter.lone, w.guard(counter, policy())
+		counter := tap.New(w.open())
+		reads, g := &counter.Lone, w.guard(counter, policy())
 		o := &origin{takes: time.Second}
 		for _, a := range callers([]*guard.Guard[string]{g}, 10*guard.MissesInARow, "k", o.fetch) {
 			must(w, a.err)

@@ -16,6 +16,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // A manyOrigin counts how often each key is fetched, and the calls.
@@ -876,8 +877,8 @@ func TestManyNearValues(t *testing.T) {
 func TestNearValuesOfASlowBatchAreNotKeptTooLong(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.TTL, p.Near.MaxEntries = 2*time.Second, 100 })
-		late := tap(w.open())
-		late.read = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+		late := tap.New(w.open())
+		late.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
 			time.Sleep(3 * time.Second)
 			return r, err
 		}
@@ -905,12 +906,12 @@ func TestNearValuesOfASlowBatchAreNotKeptTooLong(t *testing.T) {
 // and neither fetched nor failed.
 func TestKeyAskedForTwiceHasOneOutcome(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		s := tap(w.open())
+		s := tap.New(w.open())
 		g := w.guard(s, policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
 		time.Sleep(time.Second)
 		getMany(w, g, []string{"a"}, (&manyOrigin{}).fetch)
 		first := true
-		s.read = func(key string, r *store.Reading, err error) (*store.Reading, error) {
+		s.OnRead = func(key string, r *store.Reading, err error) (*store.Reading, error) {
 			if key == "g:a" && first {
 				first = false
 				return nil, store.ErrUnavailable
@@ -970,10 +971,10 @@ func TestValuesOfABatchThatAreStillGoodAreReadAtOnce(t *testing.T) {
 	for name, goes := range map[string]bool{"under leases": false, "Redis has gone away": true} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				s := tap(w.open())
+				s := tap.New(w.open())
 				if goes {
-					s.acquire = func(requests []store.Request) []store.Answer {
-						s.read = unread
+					s.OnAcquire = func(requests []store.Request) []store.Answer {
+						s.OnRead = tap.Unread
 						return slices.Repeat([]store.Answer{{Err: store.ErrUnavailable}}, len(requests))
 					}
 				}
@@ -986,7 +987,7 @@ func TestValuesOfABatchThatAreStillGoodAreReadAtOnce(t *testing.T) {
 				}
 				good := func(context.Context, []string) (map[string]string, error) { return nil, guard.ErrNotModified }
 				equal(w, getMany(w, g, keys, good), valuesOf(keys))
-				if one, many := s.lone.Load(), s.many.Load(); one > 0 || many > 2 {
+				if one, many := s.Lone.Load(), s.Many.Load(); one > 0 || many > 2 {
 					w.Errorf("%d keys were read one by one, and others in %d goes", one, many)
 				}
 			})

@@ -18,6 +18,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 func nearPolicy(change ...func(*guard.Policy)) guard.Policy {
@@ -179,9 +180,9 @@ type gate struct {
 }
 
 // hold puts a gate behind the reads of a store.
-func hold(s *tapped) *gate {
+func hold(s *tap.Store) *gate {
 	g := &gate{make(chan struct{}), make(chan struct{})}
-	s.read = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+	s.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
 		g.read <- struct{}{}
 		<-g.open
 		return r, err
@@ -191,7 +192,7 @@ func hold(s *tapped) *gate {
 
 func TestReadThatRacedAnInvalidationIsNotPutBack(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		s := tap(w.open())
+		s := tap.New(w.open())
 		g, other := w.guard(s, nearPolicy()), w.guard(w.open(), nearPolicy())
 		synctest.Wait()
 		must(w, other.Set(context.Background(), "k", "old"))
@@ -206,7 +207,7 @@ func TestReadThatRacedAnInvalidationIsNotPutBack(t *testing.T) {
 		if v := <-got; v != "old" {
 			w.Fatalf("the read from before got %q", v)
 		}
-		s.read = nil
+		s.OnRead = nil
 		if v, src := source(w, g, "k"); v != "new" {
 			w.Errorf("got %q from %v", v, src)
 		}

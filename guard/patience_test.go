@@ -14,6 +14,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 func TestSoftTimeoutServesStaleWhileTheFetchGoesOn(t *testing.T) {
@@ -408,8 +409,8 @@ func TestRefreshIsNotGivenWhatWasOverWhenItWasCalled(t *testing.T) {
 	for _, what := range []string{"a fetch", "a Set"} {
 		t.Run(what, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				deaf := tap(w.open())
-				deaf.watch = func(string) *store.Watch { return store.NewWatch(func() {}) }
+				deaf := tap.New(w.open())
+				deaf.OnWatch = func(string) *store.Watch { return store.NewWatch(func() {}) }
 				here, there := w.guard(deaf, policy()), w.guard(w.open(), policy())
 				must(w, there.Set(w.Context(), "k", "old"))
 				time.Sleep(time.Second)
@@ -460,8 +461,8 @@ func (c *lookedAt) Value(key any) any {
 
 func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		slow := tap(w.open())
-		slow.read = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+		slow := tap.New(w.open())
+		slow.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
 			time.Sleep(time.Second)
 			return r, err
 		}

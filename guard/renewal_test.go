@@ -11,6 +11,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // kept is a policy whose values are kept for validation for an hour after their TTL,
@@ -180,7 +181,7 @@ func TestUntoldRenewalThatLacksAPolicyTagFails(t *testing.T) {
 
 // A deleteCounter counts the changes of a store.
 type deleteCounter struct {
-	*tapped
+	*tap.Store
 	n atomic.Int32
 }
 
@@ -217,7 +218,7 @@ func TestRefusedRenewalDeletesNothing(t *testing.T) {
 		for _, newer := range []string{"", "newer"} {
 			t.Run(name+" "+newer, func(t *testing.T) {
 				inWorlds(t, func(w *world) {
-					s := &deleteCounter{tapped: tap(w.open())}
+					s := &deleteCounter{Store: tap.New(w.open())}
 					g, other := w.guard(s, policy(kept, tagged("a"))), w.fleet(1, policy(kept, tagged("a")))[0]
 					get(w, g, "k", (&origin{}).fetch)
 					time.Sleep(2 * time.Minute)

@@ -13,6 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 func TestOneFetchServesTheWholeFleet(t *testing.T) {
@@ -388,19 +389,19 @@ func TestWaitTimeoutEndsTheWaitForSomebodyElse(t *testing.T) {
 // A staged store hands over the watches of flights that wait, so that a test can push
 // what a store might, and gives the first requests for a lease the answers of the test.
 type staged struct {
-	*tapped
+	*tap.Store
 	watches  chan *store.Watch
 	requests []store.Request
 }
 
 func newStaged(s cache.Store, answers ...func() store.Answer) *staged {
-	st := &staged{tapped: tap(s), watches: make(chan *store.Watch, 1)}
-	st.watch = func(key string) *store.Watch {
-		w := st.Store.Watch(key)
+	st := &staged{Store: tap.New(s), watches: make(chan *store.Watch, 1)}
+	st.OnWatch = func(key string) *store.Watch {
+		w := st.Store.Store.Watch(key)
 		st.watches <- w
 		return w
 	}
-	st.acquire = func(requests []store.Request) []store.Answer {
+	st.OnAcquire = func(requests []store.Request) []store.Answer {
 		st.requests = append(st.requests, requests...)
 		if n := len(st.requests); n <= len(answers) {
 			return []store.Answer{answers[n-1]()}

@@ -17,12 +17,13 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // A silence keeps a store from hearing anything while it lasts: its commands are not
 // answered, and no wake-up arrives.
 type silence struct {
-	*tapped
+	*tap.Store
 	on   atomic.Bool
 	asks atomic.Int64 // acquires that were not answered
 	mu   sync.Mutex
@@ -32,21 +33,21 @@ type silence struct {
 var errSilent = fmt.Errorf("%w: silence", store.ErrUnavailable)
 
 func silenced(s cache.Store) *silence {
-	q := &silence{tapped: tap(s)}
-	q.read = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+	q := &silence{Store: tap.New(s)}
+	q.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
 		if q.on.Load() {
 			return nil, errSilent
 		}
 		return r, err
 	}
-	q.acquire = func(requests []store.Request) []store.Answer {
+	q.OnAcquire = func(requests []store.Request) []store.Answer {
 		if !q.on.Load() {
 			return nil
 		}
 		q.asks.Add(int64(len(requests)))
 		return slices.Repeat([]store.Answer{{Err: errSilent}}, len(requests))
 	}
-	q.watch = func(string) *store.Watch { // it hears only what the test pushes
+	q.OnWatch = func(string) *store.Watch { // it hears only what the test pushes
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.last = store.NewWatch(func() {})

@@ -17,6 +17,7 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // ctx is for calls that nothing is to end.
@@ -470,7 +471,7 @@ func TestTagsAreValidated(t *testing.T) {
 // after the message about it, is not put into the near cache.
 func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		s := tap(w.open())
+		s := tap.New(w.open())
 		p := nearPolicy(tagged("t"))
 		g, other := w.guard(s, p), w.guard(w.open(), p)
 		time.Sleep(time.Second)
@@ -486,7 +487,7 @@ func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
 		if v := <-got; v != "old" {
 			w.Fatalf("the read from before got %q", v)
 		}
-		s.read = nil
+		s.OnRead = nil
 		if v := get(w, g, "k", (&origin{}).fetch); v != "v1" {
 			w.Errorf("got %q", v)
 		}
@@ -497,7 +498,7 @@ func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
 }
 
 // clockless is a store whose clock of tags can't be read.
-type clockless struct{ *tapped }
+type clockless struct{ *tap.Store }
 
 func (c clockless) Unwrap() store.Store { return c }
 
@@ -507,7 +508,7 @@ func (clockless) Stamp(context.Context) (store.Stamp, error) {
 
 func TestWithoutTheClockOfTagsNothingWithTagsIsStored(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.guard(clockless{tap(w.open())}, policy())
+		g := w.guard(clockless{tap.New(w.open())}, policy())
 		time.Sleep(time.Second)
 		o := &origin{}
 		for range 2 {

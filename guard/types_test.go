@@ -13,13 +13,14 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // sameReading answers each read of the key with one reading.
-func sameReading(s cache.Store) *tapped {
-	t := tap(s)
+func sameReading(s cache.Store) *tap.Store {
+	t := tap.New(s)
 	var first *store.Reading
-	t.read = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+	t.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
 		if first == nil && err == nil && r.Found {
 			first = r
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // pitfall 15
@@ -635,15 +636,15 @@ type raced struct {
 	read    func()
 }
 
-func (r *raced) of(s cache.Store) *tapped {
-	t := tap(s)
-	t.acquire = func([]store.Request) []store.Answer {
+func (r *raced) of(s cache.Store) *tap.Store {
+	t := tap.New(s)
+	t.OnAcquire = func([]store.Request) []store.Answer {
 		if err := r.acquire(); err != nil {
 			return []store.Answer{{Err: err}}
 		}
 		return nil
 	}
-	t.read = func(_ string, reading *store.Reading, err error) (*store.Reading, error) {
+	t.OnRead = func(_ string, reading *store.Reading, err error) (*store.Reading, error) {
 		r.read()
 		return reading, err
 	}

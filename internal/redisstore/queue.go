@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -206,25 +205,11 @@ func (q *queue) fail(err error) {
 	}
 }
 
-// A sender carries out the batches of a queue, one after another. Its alarm gives up a
-// batch that takes too long; another sender then takes its place. The alarm is the
-// context that the batches are sent on: one with a timeout for each would cost more than
-// all else that is done in this process for a lone read.
+// A sender carries out the batches of a queue, one after another.
 type sender struct {
-	q    *queue
-	pipe redis.Pipeliner
-
-	mu       sync.Mutex
-	b        *batch
-	values   context.Context
-	after    int32 // the breaker's, see breaker.sent
-	end      time.Time
-	timeout  time.Duration
-	extended bool
-	timer    *time.Timer
-	unhook   func() bool // from the store's end
-	done     chan struct{}
-	why      error // the alarm went off
+	q     *queue
+	pipe  redis.Pipeliner
+	alarm *alarm // of the batch under way, kept for the next; nil: none yet, or used up
 }
 
 // run sends batches until the node ends or a batch got no answer in time.
@@ -296,9 +281,14 @@ func (sn *sender) carryOut(b *batch) bool {
 		return true
 	}
 	after := n.breaker.sent()
-	sn.set(b, rs[0].values, after)
-	defer sn.reset()
-	err := sn.q.send(sn, sn.pipe, rs)
+	if sn.alarm == nil {
+		sn.alarm = newAlarm(sn.q)
+	}
+	sn.alarm.set(b, rs[0].values, after)
+	err := sn.q.send(sn.alarm, sn.pipe, rs)
+	if !sn.alarm.reset() {
+		sn.alarm = nil
+	}
 	n.noteOutcome(err)
 	inTime := b.ended.CompareAndSwap(false, true)
 	if inTime {
@@ -309,6 +299,12 @@ func (sn *sender) carryOut(b *batch) bool {
 		r.answer(err)
 	}
 	return inTime
+}
+
+func (sn *sender) discard() {
+	if sn.alarm != nil {
+		sn.alarm.discard()
+	}
 }
 
 // giveUp ends a batch that takes too long and has another sender take the next one.
@@ -328,118 +324,6 @@ func (q *queue) giveUp(b *batch, after int32, why error) {
 	defer q.mu.Unlock()
 	q.removeLocked(b)
 	q.startLocked()
-}
-
-// set starts the alarm for a batch.
-func (sn *sender) set(b *batch, values context.Context, after int32) {
-	s := sn.q.n.s
-	sn.mu.Lock()
-	defer sn.mu.Unlock()
-	sn.b, sn.values, sn.after, sn.extended = b, values, after, false
-	sn.timeout = s.timeout(b.weight)
-	sn.end = time.Now().Add(sn.timeout)
-	if sn.timer != nil {
-		sn.timer.Reset(sn.timeout)
-		return
-	}
-	sn.done = make(chan struct{})
-	sn.unhook = context.AfterFunc(s.ctx, func() { sn.goOff(store.ErrClosed) })
-	sn.timer = time.AfterFunc(sn.timeout, sn.ring)
-}
-
-// ring is called when the batch has had its time. If that is noticed late it gets as much
-// again, once: this process may be short of CPU, and the reply already buffered.
-func (sn *sender) ring() {
-	sn.mu.Lock()
-	end, first := sn.end, !sn.extended && sn.why == nil && sn.b != nil
-	sn.mu.Unlock()
-	if first && sn.q.n.isLate(end) {
-		sn.mu.Lock()
-		defer sn.mu.Unlock()
-		if sn.why == nil {
-			sn.extended, sn.end = true, time.Now().Add(sn.timeout)
-			sn.timer.Reset(sn.timeout)
-		}
-		return
-	}
-	sn.goOff(errTimeout)
-}
-
-func (sn *sender) goOff(why error) {
-	sn.mu.Lock()
-	if sn.why == nil {
-		sn.why = why
-		close(sn.done)
-	}
-	b, after := sn.b, sn.after
-	sn.mu.Unlock()
-	if b != nil {
-		sn.q.giveUp(b, after, why)
-	}
-}
-
-// reset stops the alarm. One that went off is not used again.
-func (sn *sender) reset() {
-	if !sn.timer.Stop() || sn.Err() != nil {
-		sn.discard()
-		return
-	}
-	sn.mu.Lock()
-	defer sn.mu.Unlock()
-	sn.b, sn.values = nil, nil // a parked sender keeps no results
-}
-
-func (sn *sender) discard() {
-	if sn.timer != nil {
-		sn.timer.Stop()
-		sn.unhook()
-	}
-}
-
-// Deadline implements [context.Context].
-func (sn *sender) Deadline() (time.Time, bool) {
-	sn.mu.Lock()
-	defer sn.mu.Unlock()
-	return sn.end, true
-}
-
-// Done implements [context.Context].
-func (sn *sender) Done() <-chan struct{} { return sn.done }
-
-// Err implements [context.Context].
-func (sn *sender) Err() error {
-	sn.mu.Lock()
-	defer sn.mu.Unlock()
-	if sn.why == nil {
-		return nil
-	}
-	return context.DeadlineExceeded
-}
-
-// Value implements [context.Context]. The values are those of the first request's caller.
-func (sn *sender) Value(key any) any {
-	sn.mu.Lock()
-	values := sn.values
-	sn.mu.Unlock()
-	if values == nil {
-		return nil
-	}
-	return values.Value(key)
-}
-
-// lateThreshold: if a timeout fires more than this late, the process was starved of CPU
-// and the reply may already be buffered.
-const lateThreshold = 20 * time.Millisecond
-
-// isLate reports whether the end of a timeout is noticed late.
-func (n *node) isLate(end time.Time) bool {
-	runtime.Gosched() // runnable goroutines first: one may be the reader of the reply
-	late := time.Since(end)
-	if late <= lateThreshold {
-		return false
-	}
-	n.s.report(store.Event{Kind: store.ProcessLate, Node: n.addr, Duration: late})
-	return true
 }
 
 // do sends a request and waits for its end: until ctx ends, or the store is closed.
