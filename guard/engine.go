@@ -83,15 +83,16 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 // look sets the outcome that a read alone allows.
 func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 	kind := kindFor(maxAge)
-	// While the key has a flight a new caller joins it unread: the sharing rule decides
-	// whether its outcome will do, and commands do not grow with callers. Nor is a key
-	// read that is expected to be absent.
-	if e.flights.has(kind, w.key) || kind == foreground && e.expectsMiss(ctx, w.key) {
+	if kind != foreground || !e.expectsMiss(ctx, w.key) {
+		w.lookup = e.lookups.join(ctx, w.key, kind)
+	}
+	if w.lookup != nil {
+		w.rd = w.lookup.wait(ctx)
+	}
+	if w.rd == nil {
 		w.out = &outcome{then: fetch}
 		return
 	}
-	w.lookup = e.lookups.join(ctx, w.key, kind == foreground)
-	w.rd = w.lookup.wait(ctx)
 	if w.rd.err != nil || w.rd.reading.Seen != "" {
 		e.foresight.met(true) // a flight reports an absent key, once for all its callers
 	}
