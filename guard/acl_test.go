@@ -149,7 +149,7 @@ func workThrough(t *testing.T, g, other *guard.Guard[string]) {
 	if err := errors.Join(g.Set(ctx, "k", "v"), g.Expire(ctx, "k"), g.ExpireTag(ctx, "all"), g.Reset(ctx, "k")); err != nil {
 		t.Error(err)
 	}
-	if v, err := g.Refresh(ctx, "k", func(context.Context) (string, error) { return "refreshed", nil }); err != nil || v != "refreshed" {
+	if v, err := g.Get(ctx, "k", func(context.Context) (string, error) { return "refreshed", nil }, guard.MaxAge(0)); err != nil || v != "refreshed" {
 		t.Errorf("Refresh: %q, %v", v, err)
 	}
 }

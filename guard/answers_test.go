@@ -40,7 +40,7 @@ func TestFetchEndsWithWhatItAnswered(t *testing.T) {
 			_, _ = g.Load(ctx, "k", func(context.Context, *guard.Fill[string]) (string, error) { return fetched(answer) })
 		},
 		"Refresh": func(ctx context.Context, g *guard.Guard[string], answer error) {
-			_, _ = g.Refresh(ctx, "k", func(context.Context) (string, error) { return fetched(answer) })
+			_, _ = g.Get(ctx, "k", func(context.Context) (string, error) { return fetched(answer) }, guard.MaxAge(0))
 		},
 		"GetMany": func(ctx context.Context, g *guard.Guard[string], answer error) {
 			_, _ = g.GetMany(ctx, []string{"k"}, func(context.Context, []string) (map[string]string, error) {

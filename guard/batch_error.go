@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,7 +9,7 @@ import (
 	"strings"
 )
 
-// A BatchError says which keys of [Guard.GetMany] failed, and why. A fetch may
+// A BatchError says which keys of a call for many failed, and why. A fetch may
 // return one too, for the keys it couldn't get; it is the caller's to read, and
 // not to change.
 type BatchError struct {
@@ -53,4 +54,84 @@ func (e *BatchError) Unwrap() []error {
 		}
 	}
 	return errs
+}
+
+// A manyFailure is what a fetch's error says of its keys.
+type manyFailure struct {
+	of    map[string]error // named by a BatchError
+	whole error            // of those that nobody names
+}
+
+// failureOf takes an error apart that wraps BatchErrors, several of them maybe, as a
+// fetch of two upstreams may have joined. What they were joined with is the error of
+// the keys that they don't name.
+func failureOf(err error) manyFailure {
+	part, _ := errors.AsType[*BatchError](err)
+	if part == nil {
+		return manyFailure{whole: err}
+	}
+	all := map[string]error{}
+	whole, found := takeApart(all, err)
+	if !found { // by a method of its own
+		return manyFailure{of: part.Errs}
+	}
+	return manyFailure{of: all, whole: errors.Join(whole...)}
+}
+
+// takeApart adds the errors of keys that err wraps; of one key's the first counts. It
+// returns the errors that BatchErrors were joined with, and whether there are any of
+// those.
+func takeApart(all map[string]error, err error) (others []error, found bool) {
+	switch e := err.(type) {
+	case nil:
+		return nil, false
+	case *BatchError:
+		if e == nil {
+			return nil, false
+		}
+		for key, why := range e.Errs {
+			if all[key] == nil {
+				all[key] = why
+			}
+		}
+		return nil, true
+	case interface{ Unwrap() []error }:
+		for _, joined := range e.Unwrap() {
+			rest, one := takeApart(all, joined)
+			if !one {
+				rest = []error{joined}
+			}
+			others, found = append(others, rest...), found || one
+		}
+		return others, found
+	}
+	return takeApart(all, errors.Unwrap(err))
+}
+
+// forKey is the error of one key; found reports whether the fetch returned a value for
+// it.
+func (f *manyFailure) forKey(key string, found bool) error {
+	switch err := f.of[key]; {
+	case err != nil:
+		return err
+	case found:
+		return nil
+	case f.whole != nil:
+		return f.whole
+	}
+	return ErrNotFound
+}
+
+// batchError is the error of a call for many keys, some of which may have failed.
+func (e *engine) batchError(keys []string, errs []error) error {
+	failed := map[string]error{}
+	for i, err := range errs {
+		if err != nil {
+			failed[keys[i]] = err
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	return &BatchError{Errs: failed, hideKeys: e.policy.HideKeys}
 }

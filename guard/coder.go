@@ -3,12 +3,12 @@ package guard
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"unsafe"
 
 	"github.com/klauspost/compress/s2"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A coder turns values of a guard's type into payloads and back. Values travel
@@ -97,17 +97,25 @@ func (c coderOf[V]) into(v *V, payload []byte) error {
 	return c.codec.Unmarshal(payload, v)
 }
 
+// A packer makes entries of values and values of entries.
+type packer struct {
+	coder  coder
+	codec  cache.Codec
+	policy *Policy
+	events *reporter
+}
+
 // pack makes the entry of a value.
-func (e *engine) pack(value any) (*cache.Entry, error) {
-	payload, err := e.encode(value)
+func (p *packer) pack(value any) (*store.Entry, error) {
+	payload, err := p.encode(value)
 	if err != nil {
 		return nil, err
 	}
-	entry := &cache.Entry{Kind: cache.Value, Codec: e.codec.ID(), Payload: payload}
-	if len(payload) <= e.policy.MaxBytes && e.policy.CompressAbove > 0 && len(payload) > e.policy.CompressAbove {
-		if packed := cache.Compress(payload); len(packed) < len(payload) {
+	entry := &store.Entry{Kind: store.Value, Codec: p.codec.ID(), Payload: payload}
+	if len(payload) <= p.policy.MaxBytes && p.policy.CompressAbove > 0 && len(payload) > p.policy.CompressAbove {
+		if packed := compress(payload); len(packed) < len(payload) {
 			entry.Payload = packed
-			entry.Flags |= cache.FlagCompressed
+			entry.Flags |= store.FlagCompressed
 		}
 	}
 	return entry, nil
@@ -115,8 +123,8 @@ func (e *engine) pack(value any) (*cache.Entry, error) {
 
 // encodedSize is the size of an entry's payload before it was compressed, as far as
 // can be told.
-func encodedSize(e *cache.Entry) int {
-	if e.Flags&cache.FlagCompressed != 0 {
+func encodedSize(e *store.Entry) int {
+	if e.Flags&store.FlagCompressed != 0 {
 		if n, err := s2.DecodedLen(e.Payload); err == nil {
 			return n
 		}
@@ -125,60 +133,49 @@ func encodedSize(e *cache.Entry) int {
 }
 
 // encode turns a codec's panic into an error: it may be the user's.
-func (e *engine) encode(value any) (payload []byte, err error) {
+func (p *packer) encode(value any) (payload []byte, err error) {
 	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("guard: the codec panicked on a value to encode: %v", p)
+		if v := recover(); v != nil {
+			err = fmt.Errorf("guard: the codec panicked on a value to encode: %v", v)
 		}
 	}()
-	if payload, err = e.coder.encode(value); err != nil {
+	if payload, err = p.coder.encode(value); err != nil {
 		return nil, fmt.Errorf("guard: the value can't be encoded: %w", err)
 	}
 	return payload, nil
 }
 
-// unpack returns the value of a reading, decoded once for all callers of the
-// guard that share the reading. A value that can't be decoded is reported once, too.
-func (e *engine) unpack(key string, r *cache.Reading) (any, error) {
-	first := false
-	value, err := r.Memo(e, func(r *cache.Reading) (any, error) {
-		first = true
-		return e.decode(r, e.coder.decode)
+// unpack returns the value that was read, decoded once for all callers that share the
+// read. A value that can't be decoded is reported once, too.
+func (p *packer) unpack(key string, rd *read) (any, error) {
+	rd.decoding.Do(func() {
+		if rd.value, rd.damage = p.decode(rd.reading, p.coder.decode); rd.damage != nil {
+			p.damaged(key, rd.reading, rd.damage)
+		}
 	})
-	if err != nil && first {
-		e.damaged(key, r, err)
-	}
-	return value, err
+	return rd.value, rd.damage
 }
 
 // decode is unpack without its memory, by one of the coder's ways.
-func (e *engine) decode(r *cache.Reading, decode func([]byte) (any, error)) (value any, err error) {
+func (p *packer) decode(r *store.Reading, decode func([]byte) (any, error)) (value any, err error) {
 	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, p)
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%w: the codec panicked: %v", store.ErrDamaged, v)
 		}
 	}()
 	payload := r.Entry.Payload
-	if r.Entry.Codec != e.codec.ID() {
-		return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, e.codec.ID())
+	if r.Entry.Codec != p.codec.ID() {
+		return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", store.ErrDamaged, r.Entry.Codec, p.codec.ID())
 	}
-	if r.Entry.Flags&cache.FlagCompressed != 0 {
-		if payload, err = cache.Decompress(payload, e.policy.MaxBytes); err != nil {
+	if r.Entry.Flags&store.FlagCompressed != 0 {
+		if payload, err = decompress(payload, p.policy.MaxBytes); err != nil {
 			return nil, err
 		}
 	}
 	return decode(payload)
 }
 
-// about names a key in an error, which may end up in an event.
-func (e *engine) about(key string) string {
-	if e.policy.HideKeys {
-		return "a key"
-	}
-	return strconv.Quote(cutKey(key))
-}
-
 // damaged reports an entry that can't be read.
-func (e *engine) damaged(key string, r *cache.Reading, err error) {
-	e.observe(Event{Kind: cache.EntryDamaged, Key: key, Token: r.Entry.Version, Err: err})
+func (p *packer) damaged(key string, r *store.Reading, err error) {
+	p.events.report(cache.EntryDamaged, Event{Key: key, Token: cache.Token(r.Entry.Version), Err: err})
 }

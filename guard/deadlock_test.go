@@ -38,7 +38,7 @@ func TestFetchesThatAskForEachOtherAreTold(t *testing.T) {
 		return err
 	}
 	forced := func(ctx context.Context, g *guard.Guard[string], key string, fetch guard.FetchFunc[string]) error {
-		_, err := g.Refresh(ctx, key, fetch)
+		_, err := g.Get(ctx, key, fetch, guard.MaxAge(0))
 		return err
 	}
 	type ask func(ctx context.Context, g *guard.Guard[string], key string, fetch guard.FetchFunc[string]) error
@@ -64,7 +64,7 @@ func TestFetchesThatAskForEachOtherAreTold(t *testing.T) {
 				if c.change == nil {
 					c.change = func(*guard.Policy) {}
 				}
-				s := &silence{Store: w.open()}
+				s := silenced(w.open())
 				s.on.Store(c.away)
 				guards := make([]*guard.Guard[string], max(1, c.guards))
 				for i := range guards {
@@ -139,10 +139,10 @@ func TestRefreshesThatAskForEachOtherAreTold(t *testing.T) {
 			get(w, g, key, func(ctx context.Context) (string, error) {
 				begun.Done()
 				begun.Wait()
-				_, err := g.Refresh(ctx, keys[1-i], func(ctx context.Context) (string, error) {
-					_, err := g.Refresh(ctx, keys[i], never)
+				_, err := g.Get(ctx, keys[1-i], func(ctx context.Context) (string, error) {
+					_, err := g.Get(ctx, keys[i], never, guard.MaxAge(0))
 					return "v", err
-				})
+				}, guard.MaxAge(0))
 				told <- err
 				return "v", err
 			})

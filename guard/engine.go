@@ -8,215 +8,140 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// engine is a Guard without its type: values are *V in an any.
+// An engine is a Guard without its type: values are *V in an any.
 type engine struct {
-	store  cache.Store
+	store  store.Store
 	name   string
 	policy Policy
-	coder  coder
-	codec  cache.Codec
+	packer packer
 	tagsOf func(key string, value any) []string // nil: none
+	events reporter
+	near   *near // nil: none
 
-	// numbers orders callers and commands of this process: clocks can tie.
-	numbers atomic.Uint64
-
-	counters  counters
-	near      *near   // nil: none
-	flights   flights // callers wait for these
-	refreshes flights // nobody waits for these
-	locals    flights // callers of keys whose values are too large to store
-	forced    flights // callers of Refresh
+	lookups   lookups
+	flights   *flights
+	sequence  atomic.Uint64 // numbers callers and commands of this process: clocks can tie
 	foresight foresight
-	unguarded chan struct{}
-	doomed    atomic.Int64 // flights that ask for a lease though their budget is known to be exhausted
+	slots     chan struct{} // of fetches without a lease
+	doomed    atomic.Int64  // flights that ask for a lease though their budget is known to be exhausted
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	closing atomic.Bool
 }
 
-func newEngine(store cache.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
+func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
 	e := &engine{
-		store: store, name: name, policy: p, coder: c, codec: codec,
-		unguarded: make(chan struct{}, p.MaxUnguarded),
+		store: s, name: name, policy: p,
+		events:  reporter{guard: name, observer: p.Observer, hideKeys: p.HideKeys},
+		flights: newFlights(), slots: make(chan struct{}, p.MaxUnguarded),
 	}
-	for _, fs := range e.allFlights() {
-		fs.init()
-	}
+	e.lookups = lookups{e: e, of: map[string]*lookup{}}
+	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
 }
 
-// storeKey is the user's key as the store knows it. A name can't hold a colon,
-// so no two guards share a key.
+// storeKey is the user's key as the store knows it. A name can't hold a colon, so no
+// two guards share a key.
 func (e *engine) storeKey(key string) string { return e.storePrefix() + key }
 
 // storePrefix stands in front of all of them.
 func (e *engine) storePrefix() string { return e.name + ":" }
 
-// tick draws a number: greater than all drawn before it, in any goroutine.
-func (e *engine) tick() uint64 { return e.numbers.Add(1) }
-
-func (e *engine) allFlights() []*flights {
-	return []*flights{&e.flights, &e.refreshes, &e.locals, &e.forced}
-}
-
-// misused is the error of a call with a nil context, or else with a nil fetch.
-func (e *engine) misused(ctx context.Context) error {
-	e.counters.errOther.Add(1)
-	if ctx == nil {
-		return errNilContext
+// get is one call for one key. A call that has to wait or fetch is made by slow.
+func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow func() *call) *outcome {
+	w := want{key: key}
+	if w.out = e.endedFor(ctx, nil); w.out != nil {
+		e.events.served(w.out, ctx.Err() != nil)
+		return w.out
 	}
-	return errNilFetch
-}
-
-// load is one call of Get, Load or Refresh.
-func (e *engine) load(c call) *outcome {
-	o := e.pursue(c)
-	if o.late() && e.policy.OnWaitTimeout == StaleOrFetch {
-		o = e.insteadOfWaiting(c, o)
-	}
-	e.counters.served(o, c.ctx.Err() != nil)
-	return o
-}
-
-// pursue goes round until there is an outcome for this caller.
-func (e *engine) pursue(c call) *outcome {
-	if o := e.endedFor(c.ctx, nil); o != nil {
-		return o
-	}
-	var (
-		num    uint64 // this caller's, drawn when it first needs one
-		fs     = e.flightsOf(c)
-		began  = time.Now()
-		waited = patience{end: began.Add(e.policy.WaitTimeout)}
-		soft   = patience{end: began.Add(e.policy.SoftTimeout), off: e.policy.SoftTimeout == 0 || c.force}
-	)
-	defer waited.stop()
-	defer soft.stop()
-	if c.force {
-		num = e.tick() // before it reads: what is stored later is new to it
-	}
-	var t ticket // of the first round: what is accepted in a later one may rest on a command as old
 	if e.near != nil {
-		t = e.near.ticket(c.key)
+		w.ticket = e.near.ticket(key)
 	}
-	for round := 0; ; round++ {
-		// While the key has a flight a newcomer joins it unread: the sharing rule
-		// says whether its outcome will do, and commands don't grow with callers. Nor
-		// is a key read that isn't there anyway, as far as can be foreseen.
-		var rd read
-		var o *outcome // nil: to be fetched
-		if round > 0 || !fs.has(c.key) && !e.foreseesMiss(c) {
-			rd = e.read(c)
-			if o := e.endedFor(c.ctx, rd.err); o != nil {
-				return o
-			}
-			if !c.force {
-				o = e.judge(rd, c)
-			}
+	number := uint64(0)
+	if maxAge != anyAge {
+		number = e.sequence.Add(1) // before the read: an entry that is stored later is new to this call
+	}
+	if e.look(ctx, maxAge, &w); w.out.then == serve && w.out.refresh == nil {
+		if w.lookup != nil {
+			e.lookups.leave(w.lookup)
 		}
-		if o == nil || o.then == fetch {
-			if within(c.ctx, e, c.key) {
-				return e.reentrant(c.key)
-			}
-			if num == 0 {
-				num = e.tick()
-			}
-			known := rd // rd itself would be allocated for each hit, too
-			o = e.share(sharing{call: c, num: num, fs: fs}, &waited, &soft, &rd,
-				func(f *flight) *outcome {
-					o := e.fly(fs, f, c, known)
-					if c.force && e.near != nil && o.stored {
-						// What it replaces may be fresh, and its callers may have left.
-						e.near.forget(c.key)
-					}
-					return o
-				})
-		}
-		if o.then == fetchLocal {
-			o = e.shareLocally(c, &waited)
-		}
-		switch o.then {
-		case fetchAlone:
-			return e.alone(c, o.entry)
-		case fetch:
-			waited.again(e.policy.WaitTimeout)
-			continue
-		}
-		if o.refresh != nil {
-			e.tellStale(c.key, o)
-			e.refresh(c, read{reading: o.refresh, at: o.at})
-		}
-		if e.near != nil && o.err == nil && o.stored && o.source != Stale {
-			e.near.put(c.key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
-		}
-		if c.force {
-			return o
-		}
-		return e.mask(c, o, rd)
+		e.events.served(w.out, ctx.Err() != nil)
+		e.keepNear(key, w.ticket, w.out)
+		return w.out
+	}
+	c, slowly := slow(), w // w itself would be allocated for hits, too
+	c.e, c.ctx, c.maxAge, c.number = e, ctx, maxAge, number
+	c.resolve([]*want{&slowly})
+	return slowly.out
+}
+
+// look sets the outcome that a read alone allows.
+func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
+	kind := kindFor(maxAge)
+	if kind != foreground || !e.expectsMiss(ctx, w.key) {
+		w.lookup = e.lookups.join(ctx, w.key, kind)
+	}
+	if w.lookup != nil {
+		w.rd = w.lookup.wait(ctx)
+	}
+	if w.rd == nil {
+		w.out = &outcome{then: fetch}
+		return
+	}
+	if w.rd.err != nil || w.rd.reading.Seen != "" {
+		e.foresight.met(true) // a flight reports an absent key, once for all its callers
+	}
+	e.judgeFor(ctx, maxAge, w)
+}
+
+// judgeFor sets the outcome that a want's read allows for a caller with that maxAge.
+func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
+	if w.out = e.endedFor(ctx, w.rd.err); w.out != nil {
+		return
+	}
+	w.out = e.judge(w.key, w.rd)
+	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
+		w.out = &outcome{then: fetch}
 	}
 }
 
-// flightsOf are the flights that a call may share.
-func (e *engine) flightsOf(c call) *flights {
-	if c.force {
-		return &e.forced
-	}
-	return &e.flights
+// readMany reads keys. It lends each reading.
+func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r *store.Reading, err error)) {
+	e.store.ReadMany(ctx, e.storePrefix(), keys, each)
 }
 
-// A read is what a caller has read, and when. The zero read is none.
-type read struct {
-	reading *cache.Reading // nil: none, or an error
-	err     error
-	at      time.Time // before it was sent
-}
-
-func (rd *read) none() bool { return rd.reading == nil && rd.err == nil }
-
-func (e *engine) read(c call) read {
-	at := time.Now()
-	r, err := e.store.Read(c.ctx, e.storeKey(c.key))
-	if err != nil {
-		r = nil
-	}
-	if err != nil || r.Seen != "" {
-		e.foresight.met(true) // of what isn't there a flight tells, once for all its callers
-	}
-	return read{r, err, at}
-}
-
-// foreseesMiss reports whether a call had better ask for the lease at once. One
-// that is to replace what is stored has to know it; and within a fetch of its own
-// key, or without a budget for one, only what is stored can help.
-func (e *engine) foreseesMiss(c call) bool {
-	return !c.force && e.foresight.miss() && !within(c.ctx, e, c.key) &&
+// expectsMiss reports whether a call had better ask for the lease at once. Within a
+// fetch of its own key, or without a budget for a fetch, only a stored entry can help.
+func (e *engine) expectsMiss(ctx context.Context, key string) bool {
+	return e.foresight.miss() && !within(ctx, e, key) &&
 		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
-// endedFor is the outcome for a caller whose context ended, or whose store was
-// closed; nil if it may go on.
+// endedFor is the outcome for a caller whose context ended, or whose store was closed;
+// nil if it may go on.
 func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 	if ctx.Err() != nil {
 		return &outcome{err: context.Cause(ctx)}
 	}
-	if e.ctx.Err() != nil || errors.Is(err, cache.ErrClosed) {
-		return guardClosed()
+	if e.ctx.Err() != nil || errors.Is(err, store.ErrClosed) {
+		return closedOutcome()
 	}
 	return nil
 }
 
-// judge is the outcome that a reading alone allows.
-func (e *engine) judge(rd read, c call) *outcome {
+// judge is the outcome that a read alone allows.
+func (e *engine) judge(key string, rd *read) *outcome {
 	r := rd.reading
 	if r == nil {
 		return &outcome{then: fetch}
 	}
 	if r.Damage != nil {
-		e.damaged(c.key, r, r.Damage)
+		e.packer.damaged(key, r, r.Damage)
 	}
 	act := decide(r, &e.policy)
 	switch act {
@@ -225,125 +150,41 @@ func (e *engine) judge(rd read, c call) *outcome {
 	case fetch, fetchAlone, fetchLocal:
 		return &outcome{then: act, entry: r}
 	}
-	value, err := e.unpack(c.key, r)
+	value, err := e.packer.unpack(key, rd)
 	if err != nil {
 		return &outcome{then: fetch}
 	}
-	o := &outcome{value: value, source: FromRedis, stored: true, entry: r, at: rd.at}
+	o := &outcome{value: value, source: FromStore, stored: true, entry: r, at: rd.at}
 	switch {
 	case act == serveStale:
-		o.source, o.refresh = Stale, r
+		o.source, o.refresh = Stale, rd
 	case r.Age >= dueAt(&r.Entry, e.policy.Beta):
-		o.refresh = r
+		o.refresh = rd
 	}
 	return o
 }
 
-// tellStale tells of a stale value, if it is one, that is served while it is to be
-// refreshed.
-func (e *engine) tellStale(key string, o *outcome) {
-	if o.source == Stale {
-		e.observe(Event{Kind: cache.StaleServed, Key: key, Token: o.entry.Entry.Version, Duration: o.entry.Age})
-	}
-}
-
-// A sharing is one caller's wait for a flight.
-type sharing struct {
-	call
-	num uint64 // the caller's
-	fs  *flights
-}
-
-// share waits for the key's flight among s.fs until there is an outcome that the
-// caller may have. The first caller of a flight brings the function that it runs. rd is
-// the caller's own read, for a wait that takes long; without one the flight's takes its
-// place. A call from within a fetch that the flight waits for returns at once.
-//
-// The pointers are not kept: what they point to needn't be allocated.
-func (e *engine) share(s sharing, waited, soft *patience, rd *read, run func(*flight) *outcome) *outcome {
-	f, result, first := s.fs.join(s.key, s.num, run)
-	if f == nil {
-		return guardClosed()
-	}
-	defer s.fs.leave(f, s.num)
-	if inner := frameOf(s.ctx); inner != nil {
-		w := wait{e, s.key, f}
-		if !inner.await(w) {
-			return e.deadlocked(s.key)
-		}
-		defer inner.done(w)
-	}
-	var superseded <-chan struct{} = f.superseded
-	for {
-		select {
-		case res := <-result:
-			f.borrow(s.num, rd)
-			return res.Val.(*outcome).forCaller(s.num, first)
-		case <-superseded:
-			var o *outcome
-			if o, superseded = s.fs.sentOff(f, s.num); o != nil {
-				return o
-			}
-		case <-s.ctx.Done():
-			return &outcome{err: context.Cause(s.ctx)}
-		case <-soft.over():
-			soft.stop()
-			f.borrow(s.num, rd)
-			if o := e.mask(s.call, &outcome{err: errSoftTimeout}, *rd); o.err == nil {
-				return o
-			}
-		case <-waited.over():
-			if first && !e.mayLeave(s.fs, f) {
-				waited.stop()
-				continue
-			}
-			return e.waitedTooLong(s.key)
-		}
-	}
-}
-
-// waitedTooLong is the outcome for a caller who has waited for WaitTimeout.
-func (e *engine) waitedTooLong(key string) *outcome {
-	return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, e.policy.WaitTimeout, e.about(key)), own: true}
-}
-
-// shareLocally waits for a fetch by a caller of this process that started after
-// this one came. Nothing is read in between: it would not be stored.
-func (e *engine) shareLocally(c call, waited *patience) *outcome {
-	if within(c.ctx, e, c.key) {
-		return e.reentrant(c.key)
-	}
-	num := e.tick()
-	for {
-		o := e.share(sharing{call: c, num: num, fs: &e.locals}, waited, &patience{off: true}, &read{},
-			func(f *flight) *outcome { return e.local(f, c) })
-		if o.then != fetch {
-			return o
-		}
-		waited.again(e.policy.WaitTimeout)
-	}
-}
-
-// mask serves what this caller read instead of an error, if the policy says so;
-// if it has read nothing yet, it does now. Either was sent for after it came, so
-// this needs no sharing rule.
-func (e *engine) mask(c call, o *outcome, rd read) *outcome {
+// maskOne returns an outcome with the entry that the call has read in place of an error,
+// if the policy allows it. A call that has read nothing does now. Either read was sent
+// after the caller came, so no sharing rule is needed.
+func (c *call) maskOne(w *want, o *outcome) *outcome {
+	e := c.e
 	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o) {
 		return o
 	}
-	if rd.none() {
-		rd = e.read(c)
+	if w.rd == nil {
+		w.rd = e.lookups.read(c.ctx, w.key)
 	}
-	r, waited := rd.reading, time.Since(rd.at)
+	r, waited := w.rd.found(), w.rd.waited()
 	if !servableIfError(r, waited) {
 		return o
 	}
-	value, err := e.unpack(c.key, r)
+	value, err := e.packer.unpack(w.key, w.rd)
 	if err != nil {
 		return o
 	}
-	older := &cache.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.observe(Event{Kind: cache.StaleServed, Key: c.key, Token: r.Entry.Version, Duration: older.Age, Err: o.err})
+	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
+	e.events.report(cache.StaleServed, Event{Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
 	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
@@ -360,40 +201,38 @@ func (e *engine) maskable(o *outcome) bool {
 	return e.policy.StaleOn(o.err)
 }
 
-// errSoftTimeout is never returned: it is masked, or the wait goes on.
-var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftTimeout")
-
-// refresh starts the background flight of a key unless there is one.
-func (e *engine) refresh(c call, rd read) {
-	if e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
-		return // or each stale hit would ask for a lease to be told so
-	}
-	if e.refreshes.has(c.key) {
-		return // singleflight would keep a channel for each call until it ends
-	}
-	f, _, first := e.refreshes.join(c.key, 0, func(f *flight) *outcome {
-		o := e.fly(&e.refreshes, f, c, rd)
-		e.tellRefreshed(f, c.key, o)
-		return o
-	})
-	if first {
-		e.counters.refreshes.Add(1)
-	}
-	if f != nil {
-		e.refreshes.leave(f, 0)
+// reportStale reports a stale value that is served while it is refreshed.
+func (e *engine) reportStale(key string, o *outcome) {
+	if o.source == Stale {
+		e.events.report(cache.StaleServed, Event{Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
 	}
 }
 
-// tellRefreshed tells of a refresh that has failed. One that learned of a pause, or
-// of what somebody else's fetch came to, has not: that was told by itself, and while
-// a pause lasts each stale hit may be followed by a flight that learns of it.
-func (e *engine) tellRefreshed(f *flight, key string, o *outcome) {
-	if o.err == nil || errors.Is(o.err, ErrNotFound) {
-		return
+// keepNear puts a value into the near cache, if there is one.
+func (e *engine) keepNear(key string, t ticket, o *outcome) {
+	if e.near != nil && o.err == nil && o.stored && o.source != Stale {
+		e.near.put(key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
 	}
-	if e.refreshes.leading(f) || errors.Is(o.err, ErrUnavailable) {
-		e.observe(Event{Kind: cache.RefreshFailed, Key: key, Err: o.err})
+}
+
+// close ends all flights. Those that hold a lease release it.
+func (e *engine) close() {
+	e.closing.Store(true)
+	e.flights.close()
+	e.cancel()
+	e.flights.wg.Wait()
+	if e.near != nil {
+		e.near.close()
 	}
+}
+
+// misused is the error of a call with a nil context, or else with a nil fetch.
+func (e *engine) misused(ctx context.Context) error {
+	e.events.errOther.Add(1)
+	if ctx == nil {
+		return errNilContext
+	}
+	return errNilFetch
 }
 
 // errorFor is the outcome's error as callers get it.
@@ -409,58 +248,16 @@ func (e *engine) errClosed() error {
 	if e.closing.Load() {
 		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)
 	}
-	return fmt.Errorf("%w: guard %q: %w", ErrClosed, e.name, cache.ErrClosed)
+	return fmt.Errorf("%w: guard %q: %w", ErrClosed, e.name, store.ErrClosed)
 }
 
-// close ends all flights; those that hold a lease release it.
-func (e *engine) close() {
-	e.closing.Store(true)
-	for _, fs := range e.allFlights() {
-		fs.close()
-	}
-	e.cancel()
-	for _, fs := range e.allFlights() {
-		fs.wg.Wait()
-	}
-	if e.near != nil {
-		e.near.close()
-	}
-}
+// An unavailableError is [ErrUnavailable] with its cause, of a store that isn't closed. Its
+// text is made when it is asked for: the store may know by then why Redis is away.
+type unavailableError struct{ cause error }
 
-// unavailable wraps an error for callers, of a store that isn't closed.
-func unavailable(err error) error {
-	return fmt.Errorf("%w: %w", ErrUnavailable, err)
-}
+func unavailable(cause error) error { return &unavailableError{cause} }
 
-// A patience is a timer that is made when it is first needed.
-type patience struct {
-	end   time.Time
-	timer *time.Timer
-	off   bool
-}
+func (e *unavailableError) Error() string { return fmt.Sprintf("%v: %v", ErrUnavailable, e.cause) }
 
-func newPatience(d time.Duration) *patience { return &patience{end: time.Now().Add(d)} }
-
-func (p *patience) over() <-chan time.Time {
-	if p.off {
-		return nil
-	}
-	if p.timer == nil {
-		p.timer = time.NewTimer(time.Until(p.end))
-	}
-	return p.timer.C
-}
-
-func (p *patience) stop() {
-	p.off = true
-	if p.timer != nil {
-		p.timer.Stop()
-	}
-}
-
-// again starts one anew that was stopped: for the fetch of another, after one's own.
-func (p *patience) again(d time.Duration) {
-	if p.off {
-		*p = *newPatience(d)
-	}
-}
+// Unwrap is for errors.Is and errors.As.
+func (e *unavailableError) Unwrap() []error { return []error{ErrUnavailable, e.cause} }

@@ -23,7 +23,7 @@ var (
 	// ErrMiss: Peek found nothing.
 	ErrMiss = errors.New("guard: nothing stored")
 	// ErrUnavailable: the store can't be reached, or refuses (it wraps
-	// cache.ErrUnavailable or cache.ErrRefused, which tell), and the policy is
+	// store.ErrUnavailable or store.ErrRefused, which tell), and the policy is
 	// FailClosed; or a Set, Delete, Expire, DeleteTag, ExpireTag, Reset or Peek failed
 	// for that reason.
 	ErrUnavailable = errors.New("guard: store unavailable")
@@ -44,7 +44,7 @@ var (
 	// ErrTooLarge: Set was given a value over [Policy.MaxBytes].
 	ErrTooLarge = errors.New("guard: value too large")
 	// ErrClosed: the guard, which the error names, or its store was closed. In the
-	// latter case the error wraps cache.ErrClosed, too.
+	// latter case the error wraps store.ErrClosed, too.
 	ErrClosed = errors.New("guard: closed")
 	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
 	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"errors"
+	"strconv"
 
 	"github.com/stampedeguard/stampede/cache"
 )
@@ -17,20 +18,33 @@ type (
 // Observers is that of package cache: an Observer that tells each of the given ones.
 func Observers(all ...Observer) Observer { return cache.Observers(all...) }
 
-// observe reports an event, if anybody wants to know.
-func (e *engine) observe(ev Event) {
-	e.counters.event(ev.Kind)
-	if e.policy.Observer != nil {
-		e.tell(ev)
-	}
+// A reporter counts what happens in a guard and tells its Observer.
+type reporter struct {
+	guard    string
+	observer Observer // nil: none
+	hideKeys bool
+	counters
 }
 
-func (e *engine) observeAs(kind cache.EventKind, ev Event) {
-	e.counters.event(kind)
-	if e.policy.Observer != nil {
-		ev.Kind = kind
-		e.tell(ev)
+// report counts an event and tells the Observer.
+func (r *reporter) report(kind cache.EventKind, ev Event) {
+	r.event(kind)
+	if r.observer == nil {
+		return
 	}
+	ev.Kind, ev.Guard = kind, r.guard
+	if r.hideKeys {
+		ev.Key = ""
+	}
+	r.observer.Observe(ev)
+}
+
+// quote names a key in an error, which may end up in an event.
+func (r *reporter) quote(key string) string {
+	if r.hideKeys {
+		return "a key"
+	}
+	return strconv.Quote(cutKey(key))
 }
 
 // endOfFetch is the kind of event that a fetch ends with.
@@ -44,12 +58,4 @@ func endOfFetch(err error) cache.EventKind {
 		return cache.FetchNotModified
 	}
 	return cache.FetchFailed
-}
-
-func (e *engine) tell(ev Event) {
-	ev.Guard = e.name
-	if e.policy.HideKeys {
-		ev.Key = ""
-	}
-	e.policy.Observer.Observe(ev)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // notFound is a fetch's error, as an ErrNotFound if the policy says that it means
@@ -111,5 +112,5 @@ func decodeFailure(b []byte, p *Policy) *RemoteError {
 
 // wireDuration is a duration that came from elsewhere, made sane.
 func wireDuration(ms int64) time.Duration {
-	return time.Duration(max(0, min(ms, cache.MaxTTL.Milliseconds()))) * time.Millisecond
+	return time.Duration(max(0, min(ms, store.MaxTTL.Milliseconds()))) * time.Millisecond
 }

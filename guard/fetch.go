@@ -6,384 +6,419 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/callers"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A fetched is what a fetch came to.
-type fetched struct {
-	value any
-	entry *cache.Entry // of the value, packed
-	err   error
-	took  time.Duration
-	fill  fill // with what the fetch said of its value
-	stamp cache.Stamp
-	// stampErr is why there is no stamp.
-	stampErr error
-	lost     bool // the lease was lost, and the fetch given up as nobody could use it
+// A fetchFunc runs the user's fetch for some keys and notes in each fill what it
+// answered.
+type fetchFunc func(ctx context.Context, fills []*fill)
+
+// A part is the turns that one call of the fetch serves.
+type part struct {
+	l      *leader
+	turns  []*turn
+	keys   fetchKeys
+	ctx    context.Context // of the fetch: ends with errNotWanted if no caller can use any of the results
+	cancel context.CancelCauseFunc
+	wanted atomic.Int32 // turns that are not dropped
+
+	stamp    store.Stamp // from before the fetch
+	stampErr error       // why there is none
 }
 
-// runFetch runs the fetch in a goroutine of its own, so that neither a hung
-// fetch nor one that panics or exits its goroutine takes the flight along. It
-// returns at FetchTimeout, whether the fetch heeds its context or not, when ctx
-// ends, or when unwanted is closed. lost is called when the lease is lost, and
-// returns a channel that takes the place of unwanted. fl is nil where a caller fetches
-// for itself.
-func (e *engine) runFetch(ctx context.Context, c call, fl *flight, f *fill, lease *cache.Lease, lost func() <-chan struct{}, unwanted <-chan struct{}) *fetched {
-	timeout := &timedOut{e, c.key}
-	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
-	defer cancel()
-	var leaseLost <-chan struct{}
-	ev := Event{Key: c.key, Attempt: f.attempt}
-	if lease != nil {
-		leaseLost, ev.Token = lease.Lost(), lease.Token
+// fetchTurns fetches the keys of the leader's turns and settles them, MaxBatch keys at
+// once and one part after the other. While leases are held whose fetch has not begun,
+// nothing is waited for but the parts before.
+func (l *leader) fetchTurns() {
+	if len(l.turns) == 0 {
+		return
 	}
-	called := false
-	defer func() { refundUnless(&called, f.expense) }()
-	e.observeAs(cache.FetchStarted, ev)
-	start := time.Now()
-	called = true
-	// It ends when the user's fetch does, which may be long after it was given up:
-	// so it works on a fill of its own.
-	under := &fetching{done: make(chan struct{})}
-	under.fill = *f
-	go e.callFetch(ctx, c, fl, under)
-	var r *fetched
-	for r == nil {
-		select {
-		case <-under.done:
-			r = &under.fetched
-		case <-ctx.Done():
-			r = &fetched{fill: *f, err: context.Cause(ctx)}
-		case <-leaseLost:
-			e.observeAs(cache.LeaseLost, ev)
-			leaseLost, unwanted = nil, lost()
-		case <-unwanted:
-			r = &fetched{fill: *f, lost: true, err: context.Canceled}
+	if leave := l.turns[0].leave; leave != nil {
+		defer leave()
+		l.ctx = context.WithValue(l.ctx, slotKey{}, l.e)
+	}
+	index := map[string]int{}
+	var parts []*part
+	for turns := range slices.Chunk(l.turns, l.e.policy.MaxBatch) {
+		p := &part{l: l, turns: turns}
+		p.ctx, p.cancel = context.WithCancelCause(l.ctx)
+		p.wanted.Store(int32(len(turns)))
+		for _, t := range turns {
+			t.part = p
+			index[t.f.key] = len(parts)
+		}
+		p.keys = fetchKeys{fetch: index, now: len(parts), flights: flightsOf(l.turns[len(parts)*l.e.policy.MaxBatch:])}
+		parts = append(parts, p)
+	}
+	for _, t := range l.turns {
+		if t.lease != nil {
+			t.reportGrant()
+			t.lease.OnLost(t.lost)
 		}
 	}
-	r.took = time.Since(start)
-	if errors.Is(r.err, context.DeadlineExceeded) && context.Cause(ctx) == error(timeout) {
-		r.err = timeout // the fetch heeded its context
+	for _, p := range parts {
+		p.fetch()
+		p.cancel(nil)
 	}
-	ev.Duration, ev.Err = r.took, r.err
-	e.observeAs(endOfFetch(r.err), ev)
+}
+
+func flightsOf(turns []*turn) []*flight {
+	all := make([]*flight, len(turns))
+	for i, t := range turns {
+		all[i] = t.f
+	}
+	return all
+}
+
+// fetch pays for one fetch, makes it, and settles its turns.
+func (p *part) fetch() {
+	l := p.l
+	turns, fills, paid := p.prepare()
+	if len(turns) == 0 {
+		return
+	}
+	if l.offer != nil || l.refresh != nil {
+		l.hand(p, turns[0], fills[0], paid)
+		return
+	}
+	fills = l.e.runFetch(callers.With(p.ctx, p), l.fetch, fills, &p.keys, paid.expense)
+	p.conclude(turns, fills)
+}
+
+// prepare does all that comes before the fetch. It returns the turns that are still
+// wanted and paid for, and settles the others.
+func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
+	l, e := p.l, p.l.e
+	if turns = p.stillWanted(p.turns); len(turns) == 0 {
+		return nil, nil, paid
+	}
+	paid, err := p.pay(turns)
+	used := false
+	defer paid.refundUnless(&used)
+	if turns = p.stillWanted(turns); len(turns) == 0 {
+		return nil, nil, paid
+	}
+	if err == nil && e.ctx.Err() != nil {
+		err = ErrClosed // in the part before: no caller would wait for this one
+	}
+	if err != nil {
+		p.settleUnpaid(turns, err)
+		return nil, nil, paid
+	}
+	p.takeStamp(turns, paid.waited)
+	if l.told {
+		l.recheck(turns)
+	}
+	fills = make([]*fill, len(turns))
+	for i, t := range turns {
+		fills[i] = t.newFill(l.told)
+		t.start = e.flights.startFetch(t.f)
+	}
+	fills[0].cost = paid.cost
+	used = true
+	return turns, fills, paid
+}
+
+// conclude settles the turns with what the fetch answered.
+func (p *part) conclude(turns []*turn, fills []*fill) {
+	if !p.l.told {
+		p.l.addStale(turns, fills)
+	}
+	ends := make([]ending, len(turns))
+	for i, t := range turns {
+		ends[i] = t.endSafely(fills[i])
+	}
+	p.l.settle(ends)
+}
+
+// endSafely is end, and costs only this key its outcome if StaleOn, say, panics.
+func (t *turn) endSafely(r *fill) (end ending) {
+	defer func() {
+		if p := recover(); p != nil {
+			end = ending{t: t, out: panicOutcome(p)}
+		}
+	}()
+	return t.end(r)
+}
+
+// stillWanted settles the turns that are of no use any more, and returns the others.
+func (p *part) stillWanted(turns []*turn) []*turn {
+	var wanted []*turn
+	var ends []ending
+	for _, t := range turns {
+		switch {
+		case t.lease == nil && p.l.e.ctx.Err() != nil, t.lease == nil && p.l.e.flights.deserted(t.f) && p.deserted():
+			ends = append(ends, ending{t: t, out: p.l.e.noSlot()})
+		case t.lease != nil && t.lease.IsLost():
+			t.drop()
+			ends = append(ends, ending{t: t, out: retryOutcome()}) // its callers ask again
+		default:
+			wanted = append(wanted, t)
+		}
+	}
+	if len(ends) > 0 {
+		p.l.settle(ends)
+	}
+	return wanted
+}
+
+// Background, Lone and Deserted make a part [callers.Callers].
+func (p *part) Background() bool { return p.turns[0].f.kind == background }
+
+// Lone implements [callers.Callers].
+func (p *part) Lone() bool {
+	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.lone(t.f) })
+}
+
+// Deserted implements [callers.Callers].
+func (p *part) Deserted() bool { return p.deserted() }
+
+func (p *part) deserted() bool {
+	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.deserted(t.f) })
+}
+
+// newFill presets what the fetch is told and may change.
+func (t *turn) newFill(told bool) *fill {
+	f, e := t.f, t.f.e
+	r := e.newFill(f.key)
+	if t.lease != nil {
+		r.attempt, r.token, r.leased = t.lease.Attempt, t.lease.Token, true
+	} else {
+		r.token = randomToken()
+	}
+	if told {
+		f.giveStale(r)
+	}
 	return r
 }
 
-// timedOut is why a fetch was ended at FetchTimeout. Hardly any is, so that its
-// words are not put together before.
-type timedOut struct {
-	e   *engine
-	key string
+func (e *engine) newFill(key string) *fill {
+	return &fill{
+		key: key, attempt: 1,
+		ttl: e.policy.TTL, staleFor: e.policy.Stale, tags: e.policy.Tags,
+	}
 }
 
-func (t *timedOut) Error() string {
-	return fmt.Sprintf("%v: %s took longer than %v", ErrFetchTimeout, t.e.about(t.key), t.e.policy.FetchTimeout)
+// giveStale tells a fetch the last value.
+func (f *flight) giveStale(r *fill) {
+	known := f.known.found()
+	if known == nil {
+		return
+	}
+	if _, lacks := f.e.lackedTag(&known.Entry, f.e.policy.Tags); lacks {
+		return // a renewal would keep it without the tag
+	}
+	if value, err := f.e.packer.unpack(f.key, f.known); err == nil {
+		r.stale, r.staleRead = value, f.known
+	}
 }
 
-// Unwrap is for [errors.Is].
-func (t *timedOut) Unwrap() error { return ErrFetchTimeout }
-
-// A fetching is a fetch that is under way, and what it has come to when done is
-// closed.
-type fetching struct {
-	fetched
-	done chan struct{}
+// addStale adds the last value where the fetch has said that it is still good.
+func (l *leader) addStale(turns []*turn, fills []*fill) {
+	var good []*turn
+	for i, t := range turns {
+		if errors.Is(fills[i].err, ErrNotModified) && t.lease != nil {
+			good = append(good, t)
+		}
+	}
+	l.recheck(good)
+	for i, t := range turns {
+		if errors.Is(fills[i].err, ErrNotModified) {
+			t.f.giveStale(fills[i]) // without a lease as it was read: the store may be away
+		}
+	}
 }
 
-// callFetch calls the user's fetch and packs its value, and is done with r
-// whatever becomes of it.
-func (e *engine) callFetch(ctx context.Context, c call, fl *flight, r *fetching) {
-	f := &r.fill
-	ctx, frame := enter(ctx, e, c.key, fl)
+// recheck reads the last values anew. A value may have been deleted since it was read,
+// which the lease does not tell: it was granted later. A later deletion, by key or by
+// tag, is found by the fill, as the lease and the value's stamp are older than it.
+func (l *leader) recheck(turns []*turn) {
+	var known []*flight
+	var keys []string
+	for _, t := range turns {
+		if t.lease != nil && t.f.known.found() != nil {
+			known, keys = append(known, t.f), append(keys, t.f.key)
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	at, moment := time.Now(), l.e.sequence.Add(1)
+	l.e.readMany(l.ctx, keys, func(i int, r *store.Reading, err error) {
+		known[i].known, known[i].knownMoment = nil, moment
+		if err == nil {
+			known[i].known = keep(r, nil, at)
+		}
+	})
+}
+
+// takeStamp reads the clock of tags for a fetch whose values may carry some. The stamp
+// that was read beside the first acquire will do if that was granted; after a wait it
+// would be spoiled by tags deleted meanwhile.
+func (p *part) takeStamp(turns []*turn, waited bool) {
+	l := p.l
+	if !slices.ContainsFunc(turns, func(t *turn) bool { return l.mayCarryTags(t.f) }) {
+		return
+	}
+	if s := l.stamping; s != nil && !waited && p.keys.now == 0 && turns[0].f.watch == nil {
+		<-s.done // bounded by the store
+		p.stamp, p.stampErr = s.stamp, s.err
+		return
+	}
+	p.stamp, p.stampErr = l.e.store.Stamp(l.ctx)
+}
+
+// runFetch calls the fetch on a goroutine of its own, so that a fetch that hangs,
+// panics or exits its goroutine does not take the flights along. It returns at
+// FetchTimeout or when ctx ends, whether the fetch heeds its context or not. The expense
+// is settled when the fetch ends, which may be long after it was given up.
+func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense) []*fill {
+	timeout := &timedOut{e, fills[0].key, len(fills)}
+	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
+	defer cancel()
+	called := false
+	defer func() { refundUnless(&called, x) }()
+	e.reportStart(fills)
+	start := time.Now()
+	called = true
+	done := make(chan struct{})
+	go e.callFetch(ctx, fetch, fills, keys, x, done)
+	select {
+	case <-done:
+	case <-ctx.Done():
+		fills = e.givenUp(fills, context.Cause(ctx))
+	}
+	if errors.Is(context.Cause(ctx), errNotWanted) {
+		fills = e.givenUp(fills, errNotWanted) // it was ended, whatever it answered
+	}
+	for _, r := range fills {
+		if errors.Is(r.err, context.DeadlineExceeded) && context.Cause(ctx) == error(timeout) {
+			r.err = timeout // the fetch heeded its context
+		}
+	}
+	e.reportEnd(fills, time.Since(start))
+	return fills
+}
+
+func (e *engine) reportStart(fills []*fill) {
+	for _, r := range fills {
+		e.events.report(cache.FetchStarted, r.event())
+	}
+}
+
+func (e *engine) reportEnd(fills []*fill, took time.Duration) {
+	for _, r := range fills {
+		r.took = took
+		ev := r.event()
+		ev.Duration, ev.Err = took, r.err
+		e.events.report(endOfFetch(r.err), ev)
+	}
+}
+
+// event is one about the fetch of the fill's key.
+func (r *fill) event() Event {
+	ev := Event{Key: r.key, Attempt: r.attempt}
+	if r.leased {
+		ev.Token = cache.Token(r.token)
+	}
+	return ev
+}
+
+// givenUp are the answers of a fetch that goes on with its own fills.
+func (e *engine) givenUp(fills []*fill, err error) []*fill {
+	all := make([]*fill, len(fills))
+	for i, r := range fills {
+		all[i] = e.newFill(r.key)
+		all[i].attempt, all[i].token, all[i].leased = r.attempt, r.token, r.leased
+		all[i].err = err
+	}
+	return all
+}
+
+// callFetch calls the user's fetch and encodes its values, and closes done whatever
+// becomes of it.
+func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense, done chan<- struct{}) {
+	ctx, frame := enter(ctx, e, keys)
 	returned := false
 	defer func() {
 		frame.ended.Store(true)
 		if !returned {
-			// A panic or a Goexit: recover tells them apart.
-			r.value, r.entry, r.err = nil, nil, ErrGoexit
+			err := error(ErrGoexit) // recover tells a panic from a Goexit
 			if p := recover(); p != nil {
-				r.err = &PanicError{Value: p, Stack: debug.Stack()}
+				err = &PanicError{Value: p, Stack: debug.Stack()}
+			}
+			for _, r := range fills {
+				r.value, r.entry, r.err = nil, nil, err
 			}
 		}
-		close(r.done)
-		if f.expense != nil {
-			// Here, as a fetch that was given up goes on calling its upstream; and
-			// nobody waits for it.
-			f.expense.Settle(f.cost)
+		close(done)
+		if x != nil {
+			cost := 0
+			for _, r := range fills {
+				cost += r.cost
+			}
+			x.Settle(cost)
 		}
 	}()
-	r.value, r.err = c.fetch(ctx, f)
-	if r.err != nil {
-		_ = r.err.Error() // one that panics, a typed nil say, does so here
-		r.err = e.notFound(r.err)
-	}
-	if r.err == nil {
-		f.tags = slices.Concat(f.tags, e.tagsOfValue(c.key, r.value))
-	}
-	switch {
-	case errors.Is(r.err, ErrNotModified):
-		if tag, added := e.addedTag(f); added {
-			// It doesn't wrap ErrNotModified, which is no reason for a warning.
-			r.err = fmt.Errorf("guard: the fetch answered ErrNotModified and added the tag %q, which the stored value of %s does not carry: return the value to change its tags", tag, e.about(c.key))
-		}
-	case r.err == nil, errors.Is(r.err, ErrNotFound):
-		if err := checkTags(f.tags); err != nil {
-			r.err = fmt.Errorf("guard: Fill.Tags: %w", err)
-		}
-	}
-	if r.err == nil && !f.private {
-		r.entry, r.err = e.pack(r.value)
+	fetch(ctx, fills)
+	for _, r := range fills {
+		e.complete(r)
 	}
 	returned = true
 }
 
-// lead fetches under a lease that was granted, and gives it back with the
-// outcome.
-func (p *pursuit) lead(lease *cache.Lease) (o *outcome) {
-	if !p.f.claimFetch() {
-		_ = p.store.Release(context.WithoutCancel(p.ctx), lease)
-		return goRound()
-	}
+// complete checks and encodes the answer for one key. If TagsOf, or a method of the
+// error, panics, the other keys live.
+func (e *engine) complete(r *fill) {
 	defer func() {
-		if o == nil { // something panicked: an Observer, or a method of the fetch's error
-			_ = p.store.Release(context.WithoutCancel(p.ctx), lease)
+		if p := recover(); p != nil {
+			r.value, r.entry, r.err = nil, nil, &PanicError{Value: p, Stack: debug.Stack()}
 		}
 	}()
-	ev := Event{Kind: cache.LeaseGranted, Key: p.call.key, Token: lease.Token, Attempt: lease.Attempt}
-	if lease.TakenOver {
-		ev.Kind = cache.LeaseTakenOver
+	if r.err != nil {
+		_ = r.err.Error() // an error whose methods panic, a typed nil say, does so here
+		r.err = e.notFound(r.err)
+		_ = errors.Is(r.err, ErrNotFound)
+		_, _ = PauseOf(r.err)
+	} else {
+		r.tags = slices.Concat(r.tags, e.tagsOfValue(r.key, r.value))
 	}
-	p.observe(ev)
-	var paid fill
-	if err := p.afford(&paid, lease); err != nil {
-		return p.unaffordable(lease, err)
-	}
-	fetching := false
-	defer refundUnless(&fetching, paid.expense)
-	if paid.waited {
-		p.stamping = nil // what was deleted meanwhile would spoil the fetch
-	}
-	stamp, stampErr := p.stamp()
-	if p.call.telling {
-		p.recheck()
-	}
-	f := p.newFill()
-	f.attempt, f.token = lease.Attempt, lease.Token
-	f.cost, f.expense = paid.cost, paid.expense
-	start := p.fs.fetching(p.f, p.tick)
-	fetching = true
-	lost := func() <-chan struct{} { return p.fs.supersede(p.call.key, p.f) }
-	r := p.runFetch(callers.With(p.ctx, p), p.call, p.f, f, lease, lost, nil)
-	r.stamp, r.stampErr = stamp, stampErr
-	if !p.call.telling {
-		p.withStale(r)
-	}
-	return p.giveBack(p.ending(lease, start, r))
-}
-
-// An ending is how a lease is to be given back after its fetch, and what the
-// flight comes to if that is carried out. If it isn't, the outcome is only for
-// those who came before the fetch started.
-type ending struct {
-	back  cache.Return
-	o     *outcome
-	start uint64 // of the fetch
-	// tagged: what was fetched carries tags, whatever becomes of it.
-	tagged bool
-}
-
-// ending decides. The outcome's moment is now: the lease is given back next.
-func (p *pursuit) ending(lease *cache.Lease, start uint64, r *fetched) ending {
-	released := func(o *outcome) ending { return ending{back: cache.Return{Lease: lease}, o: o, start: start} }
 	switch {
-	case r.err != nil && p.engine.ctx.Err() != nil:
-		p.observe(Event{Kind: cache.LeaseReleased, Key: p.call.key, Token: lease.Token})
-		return released(guardClosed())
-	case r.lost, errors.Is(r.err, errNotWanted):
-		// The fetch was ended by the loss of its lease: a loss, not a failure. To
-		// release the lease strikes its attempt from the record, and frees the key
-		// if the loss was believed too early.
-		return released(goRound())
-	case errors.Is(r.err, ErrNotFound) && r.fill.private:
-		return p.fill(lease, start, p.entryOf(r), r, &outcome{err: r.err, private: true})
-	case errors.Is(r.err, ErrNotFound) && p.policy.Negative != Off:
-		pause, _ := PauseOf(r.err)
-		d := min(max(p.policy.Negative, pause), cache.MaxTTL)
-		entry := &cache.Entry{Kind: cache.Negative, TTL: d, FreshFor: d, Tags: p.storeTags(r.fill.tags), Stamp: r.stamp}
-		return p.fill(lease, start, entry, r, &outcome{err: r.err})
 	case errors.Is(r.err, ErrNotModified):
-		return p.renew(lease, start, r)
-	case r.err != nil:
-		return p.fail(lease, start, r.err)
-	}
-	return p.fill(lease, start, p.entryOf(r), r, &outcome{value: r.value, source: Fetched, private: r.fill.private})
-}
-
-// giveBack gives the lease back, whatever became of the flight.
-func (p *pursuit) giveBack(e ending) *outcome {
-	ctx := context.WithoutCancel(p.ctx)
-	var done cache.Returned
-	switch {
-	case e.back.Entry != nil:
-		done.OK, done.Err = p.store.Fill(ctx, e.back.Lease, e.back.Entry)
-	case e.back.Declined:
-		done.OK, done.Err = p.store.Decline(ctx, e.back.Lease, e.back.Failure, e.back.Pause)
-	case e.back.Failed:
-		done.OK, done.Err = p.store.Fail(ctx, e.back.Lease, e.back.Failure, e.back.Pause)
-	default:
-		_ = p.store.Release(ctx, e.back.Lease)
-		return e.o
-	}
-	if errors.Is(done.Err, cache.ErrRefused) {
-		// Redis is full, say: it will take the lease back all the same.
-		_ = p.store.Release(ctx, e.back.Lease)
-	}
-	return p.given(e, done)
-}
-
-// given completes the outcome by what became of the lease.
-func (p *pursuit) given(e ending, done cache.Returned) *outcome {
-	o, entry := e.o, e.back.Entry
-	if !done.OK && (entry != nil || e.back.Failed) {
-		o.moment = e.start
-	}
-	if entry == nil {
-		return o
-	}
-	ev := Event{Key: p.call.key, Token: e.back.Lease.Token, Size: len(entry.Payload), Err: done.Err}
-	if !done.OK {
-		p.observeAs(cache.FillRefused, ev)
-		if errors.Is(done.Err, cache.ErrInvalidated) {
-			p.counters.invalidated.Add(1)
+		if tag, added := e.addedTag(r); added {
+			// It doesn't wrap ErrNotModified, which is no reason for a warning.
+			r.err = fmt.Errorf("guard: the fetch answered ErrNotModified and added the tag %q, which the stored value of %s does not carry: return the value to change its tags",
+				tag, e.events.quote(r.key))
 		}
-		return o
-	}
-	p.observeAs(cache.FillStored, ev)
-	o.stored = entry.Kind != cache.Bypass
-	if !o.stored && e.tagged || entry.Flags&cache.FlagExpired != 0 {
-		// Nobody has looked whether a tag was deleted since the fetch began; or one
-		// was expired since.
-		o.moment = e.start
-	}
-	if entry.Kind == cache.Value {
-		o.entry = &cache.Reading{Entry: *entry, Found: true, Left: entry.TTL}
-	}
-	return o
-}
-
-// newFill presets what a fetch may change. The last value is for validation only if
-// it carries the policy's tags: a renewal would keep it without them.
-func (p *pursuit) newFill() *fill {
-	f := &fill{attempt: 1, ttl: p.policy.TTL, staleFor: p.policy.Stale, tags: p.policy.Tags}
-	r := p.known
-	if r == nil || !r.Found || r.Entry.Kind != cache.Value {
-		return f
-	}
-	if _, lacks := p.lackedTag(&r.Entry, p.policy.Tags); lacks {
-		return f
-	}
-	if value, err := p.unpack(p.call.key, r); err == nil {
-		f.stale, f.staleReading = value, r
-	}
-	return f
-}
-
-// entryOf is what is stored of a fetched value: the value, or a marker where it
-// may not be.
-func (p *pursuit) entryOf(r *fetched) *cache.Entry {
-	if r.fill.private {
-		return &cache.Entry{Kind: cache.Bypass, TTL: p.policy.Bypass, FreshFor: p.policy.Bypass}
-	}
-	// MaxBytes bounds what is encoded; what is packed may be smaller or equal.
-	if size := len(r.entry.Payload); size > p.policy.MaxBytes {
-		p.observe(Event{Kind: cache.FillTooLarge, Key: p.call.key, Size: size})
-		return &cache.Entry{Kind: cache.Bypass, Flags: cache.FlagTooLarge, TTL: p.policy.Bypass, FreshFor: p.policy.Bypass}
-	}
-	r.entry.FreshFor, r.entry.TTL = lifetime(&r.fill, &p.policy)
-	r.entry.Flags |= r.fill.staleUse.flags()
-	r.entry.Tags, r.entry.Stamp = p.storeTags(r.fill.tags), r.stamp
-	return r.entry
-}
-
-// renew stores the stale value for another TTL, with the tags that it has, as the
-// upstream said that it is still good. A value that is private from now on is not
-// stored.
-func (p *pursuit) renew(lease *cache.Lease, start uint64, r *fetched) ending {
-	f := &r.fill
-	start = min(start, p.knownMoment) // a later caller may have come after a Delete of the known value
-	if f.staleReading == nil {
-		return p.fail(lease, start, p.nothingToRenew(r.err))
-	}
-	old := f.staleReading.Entry
-	if f.private {
-		e := p.fill(lease, start, p.entryOf(r), r, &outcome{value: f.stale, source: Fetched, private: true})
-		e.tagged = e.tagged || len(old.Tags) > 0
-		return e
-	}
-	entry := &cache.Entry{
-		Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | f.staleUse.flags(), Payload: old.Payload,
-		Tags: old.Tags, Stamp: r.stamp,
-	}
-	if len(old.Tags) > 0 {
-		// The deletion of a tag may have drawn its number before this fetch's stamp was
-		// read, and be recorded after the value was read. The value's own stamp finds it.
-		entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = old.Stamp.Epoch, old.Stamp.N, r.stamp.N
-	}
-	entry.FreshFor, entry.TTL = lifetime(f, &p.policy)
-	return p.fill(lease, start, entry, r, &outcome{value: f.stale, source: Fetched})
-}
-
-// nothingToRenew is the error of a fetch that answered ErrNotModified, which is why,
-// and was given no stale value.
-func (p *pursuit) nothingToRenew(why error) error {
-	if r := p.known; r != nil && r.Found && r.Entry.Kind == cache.Value {
-		if tag, lacks := p.lackedTag(&r.Entry, p.policy.Tags); lacks {
-			return fmt.Errorf("guard: the stored value of %s lacks the tag %q of Policy.Tags, and so the fetch was given no stale value: return the value: %w", p.about(p.call.key), tag, why)
+	case r.err == nil, errors.Is(r.err, ErrNotFound):
+		if err := checkTags(r.tags); err != nil {
+			r.err = fmt.Errorf("guard: Fill.Tags and Policy.TagsOf: %w", err)
 		}
 	}
-	return fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", why)
+	if r.err == nil && !r.private {
+		r.entry, r.err = e.packer.pack(r.value)
+	}
 }
 
-// fill stores the entry, whose tags and stamp are set. The outcome is shared with all
-// callers who came before that if the entry is accepted.
-func (p *pursuit) fill(lease *cache.Lease, start uint64, entry *cache.Entry, r *fetched, o *outcome) ending {
-	entry.Took = r.took
-	o.moment, o.at = p.tick(), time.Now()
-	e := ending{back: cache.Return{Lease: lease, Entry: entry}, o: o, start: start, tagged: len(r.fill.tags) > 0}
-	if len(entry.Tags) > 0 {
-		if r.stampErr != nil || r.stamp == (cache.Stamp{}) {
-			p.observeAs(cache.FillRefused, Event{
-				Key: p.call.key, Token: lease.Token, Size: len(entry.Payload), Err: errors.Join(errNoStamp, r.stampErr),
-			})
-			o.moment = start
-			e.back.Entry = nil
-		}
-	}
-	return e
+// A timedOut error ends a fetch at FetchTimeout. Few fetches are ended so: its text is
+// made when it is asked for.
+type timedOut struct {
+	e   *engine
+	key string
+	n   int
 }
 
-// fail gives the lease back with an error, and a pause if the fetch asked for
-// one or there is a value to live on: a stale one, or one that is refreshed early.
-// What an exhausted budget could not pay for was not made: it forgives no deaths.
-func (p *pursuit) fail(lease *cache.Lease, start uint64, cause error) ending {
-	pause, asked := PauseOf(cause)
-	exhausted := isExhausted(cause)
-	if exhausted {
-		asked = true // for none, unless it did: not the key is exhausted, and the budget remembers it better
+func (t *timedOut) Error() string {
+	if t.n == 1 {
+		return fmt.Sprintf("%v: %s took longer than %v", ErrFetchTimeout, t.e.events.quote(t.key), t.e.policy.FetchTimeout)
 	}
-	o := &outcome{err: cause}
-	waited := time.Since(p.knownAt)
-	livesOn := servableIfError(p.known, waited) || p.background && p.known != nil && p.known.Fresh()
-	if livesOn && !asked && p.policy.ErrorPause != Off {
-		// It ends with the value that callers live on meanwhile.
-		pause = min(errorPause(&p.policy, lease.Failures), livedOn(p.known, waited, p.maskable(o), &p.policy))
-	}
-	pause = min(pause, cache.MaxTTL)
-	back := cache.Return{Lease: lease, Failed: true, Declined: exhausted, Failure: encodeFailure(cause, pause, &p.policy), Pause: pause}
-	o.moment = p.tick()
-	return ending{back: back, o: o, start: start}
+	return fmt.Sprintf("%v: the fetch of %d keys took longer than %v", ErrFetchTimeout, t.n, t.e.policy.FetchTimeout)
 }
+
+// Unwrap is for [errors.Is].
+func (t *timedOut) Unwrap() error { return ErrFetchTimeout }

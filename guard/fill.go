@@ -1,14 +1,17 @@
 package guard
 
 import (
+	"slices"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A Fill is what a fetch is told by [Guard.Load], and what it may say about its
 // value before it returns. It belongs to that fetch alone.
 type Fill[V any] struct {
+	// Key is the key that is fetched.
+	Key string
 	// Stale is the last value, if there is one, for a conditional request: answer
 	// ErrNotModified if it is still good. There is one only where something keeps
 	// it past its TTL: Stale, StaleIfError, or an Expire by hand. A value that lacks
@@ -70,37 +73,78 @@ const (
 )
 
 // flags is how the use stands in an entry's header.
-func (u StaleUse) flags() cache.Flags {
+func (u StaleUse) flags() store.Flags {
 	switch u {
 	case OnlyIfError:
-		return cache.FlagIfError
+		return store.FlagIfError
 	case OnlyValidate:
-		return cache.FlagKept
+		return store.FlagKept
 	}
 	return 0
 }
 
-// fill is Fill without its type.
+// fillOf is the typed form of what a fetch is told.
+func fillOf[V any](f *fill) *Fill[V] {
+	fl := &Fill[V]{
+		Key: f.key, Attempt: f.attempt, IdempotencyKey: f.token.String(),
+		TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
+		Tags: slices.Clone(f.tags),
+	}
+	fl.Stale, _ = f.stale.(*V)
+	return fl
+}
+
+// into notes what the fetch said of its value.
+func (fl *Fill[V]) into(f *fill) {
+	f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
+}
+
+// A CallOption changes one call.
+type CallOption struct{ maxAge time.Duration }
+
+// MaxAge accepts no stored value that is older than d, counted from when it was stored,
+// and no fetch that another caller finished before this call began. MaxAge(0) always
+// fetches, once for all callers in the fleet that ask so at the same time. The other
+// callers are served the stored value meanwhile. A stale value never stands in for an
+// error of such a call. While a pause lasts ([RetryAfter], Policy.ErrorPause) nothing is
+// fetched: the error is then that of the fetch before, and [PauseOf] tells for how long.
+func MaxAge(d time.Duration) CallOption { return CallOption{maxAge: max(d, 0)} }
+
+func maxAgeOf(opts []CallOption) time.Duration {
+	if len(opts) == 0 {
+		return anyAge
+	}
+	return opts[len(opts)-1].maxAge
+}
+
+// A fill is what a fetch is told about one key and what it answers: Fill without its
+// type.
 type fill struct {
-	stale         any            // decoded
-	staleReading  *cache.Reading // as read; nil: none
-	attempt       int
-	token         cache.Token // the lease's, or a random one
+	key       string
+	stale     any   // decoded
+	staleRead *read // of it; nil: none
+	attempt   int
+	token     store.Token // the lease's, or a random one
+	leased    bool
+
 	ttl, staleFor time.Duration
 	staleUse      StaleUse
 	private       bool
 	tags          []string
 	cost          int
-	expense       Expense // nil: there is no budget
-	waited        bool    // for the budget
+
+	value any
+	err   error
+	entry *store.Entry // of the value; nil: it is private, or there is none
+	took  time.Duration
 }
 
 // Source says where a value came from.
 type Source byte
 
 const (
-	// FromRedis: stored and fresh.
-	FromRedis Source = iota + 1
+	// FromStore: stored and fresh.
+	FromStore Source = iota + 1
 	// Fetched: by this call.
 	Fetched
 	// Waited: fetched by another caller, here or in another process, while this
@@ -116,8 +160,8 @@ const (
 
 func (s Source) String() string {
 	switch s {
-	case FromRedis:
-		return "redis"
+	case FromStore:
+		return "store"
 	case FromNear:
 		return "near"
 	case Fetched:

@@ -3,87 +3,175 @@ package guard
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
+	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// How a waiting flight looks after its holder, besides being woken: every 50 ms
-// at first, slowing down to 250 ms; and once more 50 ms after a look that found
-// nobody, as a slot that has just moved looks the same once.
-const (
-	firstPoll  = 50 * time.Millisecond
-	lastPoll   = 250 * time.Millisecond
-	secondLook = 50 * time.Millisecond
+// A flight brings the callers of one key in this process to an outcome: it asks for
+// the lease, then fetches under it or waits for its holder. Its leader runs it.
+type flight struct {
+	e     *engine
+	key   string
+	kind  flightKind
+	by    *leader
+	first uint64 // sequence number of the first caller
+	began time.Time
+	solo  bool // the leader runs it on the flight's own goroutine
 
-	// holdOff keeps a refresh that came to nothing from being followed at once by
-	// the next: many callers are being served stale values meanwhile.
-	holdOff = 250 * time.Millisecond
-)
+	// Ends. The goroutine that runs the flight writes out, then closes settled.
+	settled chan struct{}
+	out     *outcome
+	next    chan store.Answer // the answer that a flight of several goes on from
+	moved   chan struct{}     // closed when the flight is superseded or its goroutine exits
+	gone    chan struct{}     // moved, for callers that stay with a superseded flight
 
-// A pursuit is the state of one flight on its way to an outcome: it asks for the
-// lease, and fetches if it is granted, or waits for the one who holds it and
-// asks again.
-type pursuit struct {
-	*engine
-	ctx        context.Context
-	f          *flight
-	fs         *flights
-	call       call
-	background bool
-	known      *cache.Reading // the last entry seen; nil: none
-	knownAt    time.Time      // when that was
+	// Callers. flights.mu guards them.
+	before, after int    // callers that may have the result whatever happens, and the others
+	fetchStart    uint64 // sequence number; 0: no fetch has started
+	firstLeft     bool
+	isSuperseded  bool
+	exited        bool
+	unwanted      func() // called once no caller can use the result
 
-	ask         cache.Ask
-	moment      uint64 // when the last acquire, or read, was sent
-	sent        time.Time
-	knownMoment uint64    // when the command was sent that showed what is known
-	heldMoment  uint64    // when the acquire was sent that was last answered "held"
-	heldUntil   time.Time // the lease of that answer lives until then, unless it is renewed or given back; zero: none is known
-	unseen      uint64    // when the last command was sent that didn't show what is stored now
-	unwatched   time.Time
-	suspicious  bool // the last answer was "quarantined"
-	asked       bool // for the lease, once at least
-	stamping    *stamping
+	// What callers read while the flight runs.
+	waiting  atomic.Bool  // for the holder of the lease
+	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
+	fallback atomic.Pointer[fallback]
+	fetch    atomic.Pointer[frame] // the last that it has begun
 
-	watch     *cache.Watch
+	// What is known of the key. Only the goroutine that runs the flight uses the rest.
+	readErr     error  // of the first caller's read
+	known       *read  // the last one that showed what is stored, or that nothing is; nil: there was none
+	knownMoment uint64 // when its command was sent
+
+	// The search for the lease.
+	request    store.Request
+	moment     uint64 // when the last acquire or read was sent
+	sent       time.Time
+	heldMoment uint64    // when the acquire was sent that was last answered "held"
+	heldUntil  time.Time // the lease of that answer lives until then, unless it is renewed or given back; zero: none is known
+	unseen     uint64    // when the last command was sent that did not show what is stored now
+	unwatched  time.Time // when the holder first looked unwatched; zero: it does not
+	suspicious bool      // the last answer was "quarantined"
+
+	// The wait for the holder.
+	watch     *store.Watch
 	waitSince time.Time
 	poll      time.Duration
 }
 
-// newPursuit is the pursuit of a flight, on a context of its own.
-func (e *engine) newPursuit(fs *flights, f *flight, c call, rd read) *pursuit {
-	p := e.pursuitOn(e.flightContext(fs, c.ctx), fs, c, rd)
-	p.begun(f)
-	return p
+// A fallback is the entry that a flight's acquire returned. Callers that skipped
+// their own read may serve it stale if the fetch fails. The acquire was sent after
+// the callers joined whose sequence numbers are below the moment.
+type fallback struct {
+	*read
+	moment uint64
 }
 
-// begun sets a pursuit on its flight, whose first caller has read what is known.
-func (p *pursuit) begun(f *flight) {
-	p.f = f
-	p.knownMoment, p.unseen = f.first+1, f.first+1 // nobody else may have what was read, and that was later
+// A flight fetches with the fetch function of its first caller. That function must not
+// run twice at once: either the flight runs it or, under StaleOrFetch, the caller for
+// itself.
+const (
+	noRunner   = iota // neither does yet
+	flightRuns        // the flight has its lease, or without the store its slot; it may wait for its budget
+	callerRuns        // the caller has stopped waiting
+)
+
+// claimFetch makes the flight run the fetch. It returns false if the first caller does:
+// the flight must not fetch then, and its callers retry.
+func (f *flight) claimFetch() bool {
+	return f.runner.CompareAndSwap(noRunner, flightRuns) || f.runner.Load() == flightRuns
 }
 
-// A flightContext ends with the guard, and has the values of the flight's first
-// caller: that one's end is none of its business.
+// fetchTaken reports whether the first caller runs the fetch for itself.
+func (f *flight) fetchTaken() bool { return f.runner.Load() == callerRuns }
+
+// abandoned reports whether the flight need not go on: no caller waits for it, or it has
+// no fetch any more.
+func (f *flight) abandoned() bool { return f.e.flights.deserted(f) || f.fetchTaken() }
+
+// fly runs the flight to its outcome: alone, or in step with the other flights of its
+// leader until they part.
+func (f *flight) fly() {
+	if f.solo {
+		f.by.protect(func() { f.by.runAlone(f) })
+	} else {
+		select {
+		case <-f.settled:
+		case a := <-f.next:
+			f.by.protect(func() { f.by.pursue(f, a) })
+		}
+	}
+	defer func() {
+		if p := recover(); p != nil { // of an Observer
+			f.out = panicOutcome(p)
+		}
+	}()
+	f.finish()
+}
+
+// finish tidies up after the outcome.
+func (f *flight) finish() {
+	o := f.out
+	if f.kind == forced && f.e.near != nil && o.stored {
+		f.e.near.forget(f.key) // the replaced value may be fresh, and the callers may have left
+	}
+	if f.kind == background && o.err != nil && !errors.Is(o.err, ErrNotFound) && (f.e.flights.fetching(f) || errors.Is(o.err, ErrUnavailable)) {
+		// A flight that learned of a pause, or of another's failure, tells nothing new.
+		f.e.events.report(cache.RefreshFailed, Event{Key: f.key, Err: o.err})
+	}
+	if f.watch != nil {
+		f.watch.Close()
+		f.watch = nil
+		f.e.events.report(cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err})
+	}
+	if f.kind == background && (o.err != nil || o.then == fetch) {
+		_ = sleep(f.by.ctx, holdOff)
+	}
+}
+
+// holdOff keeps a refresh that brought nothing from being followed at once by the
+// next: many callers are being served stale values meanwhile.
+const holdOff = 250 * time.Millisecond
+
+// settle sets the outcome. The first call counts.
+func (f *flight) settle(o *outcome) {
+	select {
+	case <-f.settled:
+	default:
+		f.out = o.share()
+		close(f.settled)
+	}
+}
+
+func panicOutcome(p any) *outcome {
+	return &outcome{err: &PanicError{Value: p, Stack: debug.Stack()}, moment: always}
+}
+
+// lend offers what the flight has read to callers that have read nothing.
+func (f *flight) lend(rd *read) { f.fallback.Store(&fallback{rd, f.moment}) }
+
+// borrow takes the flight's fallback for a caller that has read nothing.
+func (f *flight) borrow(number uint64, rd *read) *read {
+	if l := f.fallback.Load(); rd == nil && l != nil && number < l.moment {
+		return l.read
+	}
+	return rd
+}
+
+// A flightContext ends with the engine and has the values of the first caller's
+// context. That caller's cancellation does not concern the others.
 type flightContext struct {
 	context.Context // the engine's
 	values          context.Context
 }
 
-func (e *engine) flightContext(fs *flights, caller context.Context) context.Context {
-	if fs == &e.refreshes {
-		// Nobody waits for it, the fetch it may have been started from neither.
-		caller = callers.Apart(caller)
-	}
-	return &flightContext{e.ctx, caller}
-}
-
-// Value implements [context.Context]. The engine's own context has no values but
-// the one by which package context knows whose end it is.
+// Value implements [context.Context]. The engine's own context has no values but the
+// one by which package context finds its parent.
 func (c *flightContext) Value(key any) any {
 	if v := c.Context.Value(key); v != nil {
 		return v
@@ -91,349 +179,61 @@ func (c *flightContext) Value(key any) any {
 	return c.values.Value(key)
 }
 
-func (e *engine) pursuitOn(ctx context.Context, fs *flights, c call, rd read) *pursuit {
-	p := &pursuit{
-		engine: e, ctx: ctx, fs: fs, call: c, known: rd.reading, knownAt: rd.at, poll: firstPoll,
-		background: fs == &e.refreshes,
-		ask: cache.Ask{
-			TTL: e.policy.Lease, RenewFor: e.policy.FetchTimeout + e.policy.MaxBudgetWait,
-			MaxAttempts: max(e.policy.MaxAttempts, 0), Window: e.policy.Quarantine,
-		},
-	}
-	if rd.reading != nil {
-		p.ask.Seen = rd.reading.Seen
-	}
-	return p
+// An outcome is what a flight ends with, for each caller whose sequence number is
+// below its moment (the sharing rule, docs/protocol.md). The other callers retry.
+type outcome struct {
+	value  any // *V
+	err    error
+	own    bool // err is this guard's; a fetch may return the same error of another guard
+	source Source
+	stored bool
+	shared bool           // another caller of this process fetched it
+	entry  *store.Reading // for age and TTL; nil: there is none
+	at     time.Time      // the entry was read or stored, not before
+
+	moment  uint64
+	private bool   // the value is the first caller's; the others fetch for themselves
+	then    action // serve, or what a caller does instead of taking a value
+	refresh *read  // of the entry to be refreshed in the background; nil: none
+
+	turn   *openTurn // instead of a value: the caller is to fetch
+	others *outcome  // the same for callers that did not fetch; nil: it is the same
 }
 
-// fly is the body of a flight whose first caller has read what it has: an
-// unservable entry, nothing yet, or an error; or hasn't read.
-func (e *engine) fly(fs *flights, f *flight, c call, rd read) *outcome {
-	if c.force && rd.none() {
-		// Its caller was to join a flight that has ended since. An acquire that has seen
-		// nothing would bring what is to be replaced.
-		rd = e.read(call{ctx: e.flightContext(fs, c.ctx), key: c.key})
-	}
-	p := e.newPursuit(fs, f, c, rd)
-	if rd.err != nil {
-		return p.take(&cache.Answer{}, rd.err)
-	}
-	if rd.none() {
-		return p.ended(p.unread())
-	}
-	if rd.reading.Seen == "" {
-		e.foresight.met(false)
-	}
-	o, done := p.spared()
-	defer done()
-	if o == nil {
-		o = p.run()
-	}
-	return p.ended(o)
-}
-
-// ended tidies up after a pursuit that has come to its outcome.
-func (p *pursuit) ended(o *outcome) *outcome {
-	if p.watch != nil {
-		p.watch.Close()
-		p.observe(Event{Kind: cache.WaitEnded, Key: p.call.key, Token: p.ask.LastHeld, Duration: time.Since(p.waitSince), Err: o.err})
-	}
-	if p.background && (o.err != nil || o.then == fetch) {
-		_ = sleep(p.ctx, holdOff)
+// share completes an outcome for the callers that did not run the fetch.
+func (o *outcome) share() *outcome {
+	if o.source == Fetched || o.source == UnguardedFetch {
+		others := *o
+		others.shared = true
+		if o.source == Fetched {
+			others.source = Waited
+		}
+		o.others = &others
 	}
 	return o
 }
 
-// local is the body of a flight for a key whose values are too large to store:
-// callers of the process share a fetch, without a lease.
-func (e *engine) local(f *flight, c call) *outcome {
-	return e.newPursuit(&e.locals, f, c, read{}).fetchHere(Fetched)
-}
-
-// run asks until there is an outcome.
-func (p *pursuit) run() *outcome {
-	for {
-		if o := p.take(p.acquire()); o != nil {
-			return o
-		}
-	}
-}
-
-// unread is run for what nobody has read: the first answer tells whether that was
-// a good guess. If there is none, reading may still help.
-func (p *pursuit) unread() *outcome {
-	p.ask.Once = true
-	answer, err := p.acquire()
-	p.ask.Once = false
-	p.counters.unread.Add(1)
-	if answer.Verdict == cache.HasEntry {
-		p.counters.misled.Add(1)
-	}
-	p.foresight.met(err != nil || answer.Verdict == cache.HasEntry)
-	var o *outcome
-	if err != nil && p.endedFor(p.ctx, err) == nil {
-		o = p.readInstead()
-	} else {
-		if err == nil && answer.Verdict == cache.Granted {
-			p.lend(&cache.Reading{})
-		}
-		o = p.take(answer, err)
-	}
-	if o == nil {
-		o = p.run()
-	}
-	return o
-}
-
-// readInstead reads where an acquire failed: there are Redises that carry out no
-// scripts for a while and still have what is stored. It returns nil if that can't
-// be served.
-func (p *pursuit) readInstead() *outcome {
-	p.begin()
-	r, err := p.store.Read(p.ctx, p.storeKey(p.call.key))
-	if err != nil {
-		return p.take(&cache.Answer{}, err)
-	}
-	return p.stored(r)
-}
-
-// begin notes that a command is about to be sent.
-func (p *pursuit) begin() { p.moment, p.sent = p.tick(), time.Now() }
-
-// lend gives what was read to callers who haven't.
-func (p *pursuit) lend(r *cache.Reading) {
-	p.f.lent.Store(&lentRead{read{reading: r, at: p.sent}, p.moment})
-}
-
-func (p *pursuit) acquire() (*cache.Answer, error) {
-	p.ask.Suspect = p.suspect()
-	p.beginStamp()
-	p.begin()
-	answer, err := p.store.Acquire(p.ctx, p.storeKey(p.call.key), p.ask)
-	return &answer, err
-}
-
-// take is the outcome that one ask comes to; nil: ask again.
-func (p *pursuit) take(answer *cache.Answer, err error) *outcome {
-	if o := p.endedFor(p.ctx, err); o != nil {
-		if answer.Verdict == cache.Granted {
-			_ = p.store.Release(context.WithoutCancel(p.ctx), answer.Lease)
-		}
-		return guardClosed()
-	}
-	if err != nil {
-		if p.outwaits(err) {
-			return p.wait(time.Until(p.heldUntil))
-		}
-		return p.withoutStore(err)
-	}
-	if answer.Verdict != cache.Held {
-		p.heldUntil = time.Time{}
-	}
-	o := p.answered(answer)
-	if o == nil && answer.Verdict == cache.Held {
-		o = p.wait(answer.TTL)
-	}
-	return o
-}
-
-// outwaits reports whether a flight that has not been answered goes on waiting for the
-// lease that was held when it last was. The holder may well be at work, and its outcome
-// may still arrive: silence says nothing of it before the lease's end. A flight that
-// may not fetch without a lease anyway has nothing to wait for.
-func (p *pursuit) outwaits(err error) bool {
-	return errors.Is(err, cache.ErrUnavailable) && !p.refusesWithout() && time.Now().Before(p.heldUntil)
-}
-
-// suspect is the holder to be taken over, if it looked unwatched long enough ago.
-func (p *pursuit) suspect() cache.Token {
-	if p.unwatched.IsZero() || time.Since(p.unwatched) < secondLook {
-		return cache.Token{}
-	}
-	return p.ask.LastHeld
-}
-
-// answered is the outcome that an answer brings; nil: wait if it was "held",
-// else ask again.
-func (p *pursuit) answered(a *cache.Answer) *outcome {
-	if a.Verdict != cache.Quarantined {
-		p.suspicious = false
-	}
-	switch a.Verdict {
-	case cache.Granted:
-		return p.lead(a.Lease)
-	case cache.HasEntry:
-		return p.stored(a.Reading)
-	case cache.Failed:
-		return &outcome{err: decodeFailure(a.Failure, &p.policy), moment: p.heldMoment}
-	case cache.Paused:
-		err := decodeFailure(a.Failure, &p.policy)
-		err.RetryAfter = a.TTL
-		p.observe(Event{Kind: cache.KeyPaused, Key: p.call.key, Duration: a.TTL, Err: err})
-		return &outcome{err: err, moment: p.moment}
-	case cache.Quarantined:
-		return p.quarantined(a.TTL)
-	}
-	p.held(a)
-	return nil
-}
-
-// stored judges an entry that came up meanwhile, or that nobody had read. One that
-// can't be served is asked over.
-func (p *pursuit) stored(r *cache.Reading) *outcome {
-	p.known, p.knownAt, p.knownMoment = r, p.sent, p.moment
-	p.ask.Seen = r.Seen
-	o := p.judge(read{reading: r, at: p.sent}, p.call)
-	if o.then == fetch {
-		p.lend(r)
-		p.unseen = p.moment
-		return nil
-	}
-	o.moment = p.moment
-	if p.call.force {
-		o.moment = p.unseen // who came later wants what wasn't stored yet when they came
-	}
-	if p.watch != nil && o.stored && o.source == FromRedis {
-		o.source = Waited
-	}
-	return o
-}
-
-// quarantined counts only when it is answered twice: what looked like dead
-// processes may have been reconnecting.
-func (p *pursuit) quarantined(left time.Duration) *outcome {
-	if !p.suspicious {
-		p.suspicious = true
-		_ = sleep(p.ctx, secondLook)
-		return nil
-	}
-	p.observe(Event{Kind: cache.KeyQuarantined, Key: p.call.key, Duration: left})
-	return &outcome{
-		err:    fmt.Errorf("%w: %d processes died fetching %s; lifted in %v, or by Reset or Set", ErrQuarantined, p.policy.MaxAttempts, p.about(p.call.key), left),
-		own:    true,
-		moment: p.moment,
-	}
-}
-
-// held takes in that another token holds the lease.
-func (p *pursuit) held(a *cache.Answer) {
-	p.heldMoment, p.unseen = p.moment, p.moment
-	p.heldUntil = p.sent.Add(a.TTL)
-	if a.Holder != p.ask.LastHeld {
-		p.unwatched = time.Time{}
-		p.observe(Event{Kind: cache.LeaseHeld, Key: p.call.key, Token: a.Holder, Duration: a.TTL})
-	}
-	p.ask.LastHeld = a.Holder
+// forCaller is what the caller with the given sequence number gets of the outcome.
+func (o *outcome) forCaller(number uint64, first bool) *outcome {
 	switch {
-	case !a.Unwatched:
-		p.unwatched = time.Time{}
-	case p.unwatched.IsZero():
-		p.unwatched = time.Now()
+	case number >= o.moment:
+		return retryOutcome()
+	case o.private && !first:
+		return &outcome{then: fetchAlone}
+	case first || o.others == nil:
+		return o
 	}
+	return o.others
 }
 
-// wait returns nil when there is reason to ask again, or an outcome that a wake-up
-// brought. It waits for what is left of the lease at most.
-func (p *pursuit) wait(left time.Duration) *outcome {
-	if p.watch == nil {
-		p.waitSince = time.Now()
-		p.f.waiting.Store(true)
-		p.observe(Event{Kind: cache.WaitBegan, Key: p.call.key, Token: p.ask.LastHeld})
-		p.watch = p.store.Watch(p.storeKey(p.call.key))
-	}
-	// A quarter of jitter: the waiters of a fleet don't look in step.
-	d := p.poll - time.Duration(rand.Int64N(int64(p.poll/4)))
-	if !p.unwatched.IsZero() {
-		d = min(d, secondLook)
-	}
-	timer := time.NewTimer(min(d, left+time.Millisecond))
-	defer timer.Stop()
-	select {
-	case m := <-p.watch.C:
-		return p.woken(m)
-	case <-timer.C:
-		p.poll = min(p.poll*3/2, lastPoll)
-	case <-p.ctx.Done():
-		return guardClosed()
-	}
-	if !p.background && (p.fs.deserted(p.f) || p.f.fetchTaken()) {
-		return goRound() // for callers that have joined, or join at this very moment
-	}
-	return nil
-}
+// late reports whether the caller has waited for WaitTimeout.
+func (o *outcome) late() bool { return o.own && errors.Is(o.err, ErrWaitTimeout) }
 
-// woken takes in a wake-up and those queued behind it. Only a message about the token
-// last answered "held" decides: any other may be about a lease that was over before
-// this flight's callers came. Every other message is a reason to ask again.
-func (p *pursuit) woken(m cache.Message) *outcome {
-	for {
-		if m.Token == p.ask.LastHeld {
-			p.heldUntil = time.Time{} // the lease was given back
-			if o := p.told(m); o != nil {
-				return o
-			}
-		}
-		select {
-		case m = <-p.watch.C:
-		default:
-			return nil
-		}
-	}
-}
+// always is the moment of outcomes that say nothing of the value.
+const always = ^uint64(0)
 
-// told is the outcome a message about the holder brings.
-func (p *pursuit) told(m cache.Message) *outcome {
-	switch m.Signal {
-	case cache.FailedSignal:
-		return &outcome{err: decodeFailure(m.Body, &p.policy), moment: p.heldMoment}
-	case cache.Filled:
-		r := m.Reading()
-		if !r.Found {
-			return nil // too large to ride: asking again brings it
-		}
-		if len(r.Entry.Tags) > 0 {
-			return nil // one may have been deleted before it was stored: asking again tells
-		}
-		switch {
-		case r.Entry.Kind == cache.Negative:
-			return &outcome{err: ErrNotFound, entry: r, moment: p.heldMoment}
-		case r.Entry.Kind == cache.Bypass && r.Entry.Flags&cache.FlagTooLarge != 0:
-			return &outcome{then: fetchLocal, moment: p.heldMoment}
-		case r.Entry.Kind == cache.Bypass:
-			return &outcome{then: fetchAlone, moment: p.heldMoment}
-		}
-		if value, err := p.decode(r, p.coder.decode); err == nil {
-			return &outcome{value: value, source: Waited, stored: true, entry: r, at: time.Now(), moment: p.heldMoment}
-		}
-	}
-	return nil
-}
+// retryOutcome makes every caller read and decide again.
+func retryOutcome() *outcome { return &outcome{then: fetch, moment: always} }
 
-// withoutStore is what a flight comes to when Redis can't be reached, or won't
-// grant leases.
-func (p *pursuit) withoutStore(why error) *outcome {
-	if errors.Is(why, cache.ErrClosed) {
-		return guardClosed()
-	}
-	if p.refusesWithout() {
-		return &outcome{err: unavailable(why), own: true, moment: always}
-	}
-	return p.unguardedFetch(why)
-}
-
-// refusesWithout reports whether the flight may not fetch without a lease.
-func (p *pursuit) refusesWithout() bool {
-	return p.background || p.policy.WhenUnavailable == FailClosed
-}
-
-// sleep waits for d or for the end of ctx, and returns the context's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+// closedOutcome is that of every caller of a closed guard.
+func closedOutcome() *outcome { return &outcome{err: ErrClosed, own: true, moment: always} }

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/nils"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A Guard reads values of type V through a store, fetching what is missing once
@@ -17,20 +17,31 @@ import (
 // value and keep it.
 //
 // A value is decoded once and shared by the callers of a flight: treat it, and
-// what it points to, as read-only.
+// what it points to, as read-only, or see [Clone].
 type Guard[V any] struct {
 	engine *engine
 	near   *near     // the engine's
 	clone  func(V) V // nil: values are shared
 }
 
-// A FetchFunc gets a value from where it comes from. Its context has the values
-// of the first caller's context but not its cancellation, as the value is for
-// everybody; it ends at [Policy.FetchTimeout], with [Guard.Close], or when the
-// lease was lost and nobody can use the value any more. Where values are private
-// it is the caller's own context, and ends with it. The fetch may go on, or begin,
-// after the call that brought it has returned: other callers may wait for it.
-type FetchFunc[V any] func(ctx context.Context) (V, error)
+// An Option is a part of a guard's policy that depends on the type of its values.
+type Option[V any] func(*options[V])
+
+type options[V any] struct {
+	clone  func(V) V
+	tagsOf func(string, V) []string
+}
+
+// Clone has f copy each value for each caller, for callers who change what they get: near
+// values, and those that several callers have waited for. It is called for the zero value
+// too, and its panics are the caller's.
+func Clone[V any](f func(V) V) Option[V] { return func(o *options[V]) { o.clone = f } }
+
+// TagsOf has f say which further tags a value carries, whichever call fetches or sets it:
+// GetMany's values have no others. It is called from several goroutines.
+func TagsOf[V any](f func(key string, value V) []string) Option[V] {
+	return func(o *options[V]) { o.tagsOf = f }
+}
 
 // New returns a guard on the store. The name is the same in all processes that
 // share the values: it stands in front of the keys (to the store, key k of guard g is
@@ -42,24 +53,16 @@ type FetchFunc[V any] func(ctx context.Context) (V, error)
 //
 // Several guards may share a store. Close the guards first, then the store, then
 // the Redis client.
-func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error) {
+func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*Guard[V], error) {
 	var errs []error
 	switch {
-	case store == nil:
+	case s == nil:
 		errs = append(errs, errors.New("guard: New: nil store (make one with cache.NewRedis or cache.NewMemory)"))
-	case nils.Is(store):
-		errs = append(errs, fmt.Errorf("guard: New: the store is a nil %T (check the error of the call that made it)", store))
+	case nils.Is(s):
+		errs = append(errs, fmt.Errorf("guard: New: the store is a nil %T (check the error of the call that made it)", s))
 	}
 	policy = policy.withDefaults()
 	errs = append(errs, checkName(name), policy.validate())
-	clone, ok := policy.Clone.(func(V) V)
-	if policy.Clone != nil && !ok {
-		errs = append(errs, fmt.Errorf("guard: Policy.Clone is a %T, must be a %T", policy.Clone, clone))
-	}
-	tagsOf, ok := policy.TagsOf.(func(string, V) []string)
-	if policy.TagsOf != nil && !ok {
-		errs = append(errs, fmt.Errorf("guard: Policy.TagsOf is a %T, must be a %T", policy.TagsOf, tagsOf))
-	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -72,240 +75,21 @@ func New[V any](store cache.Store, name string, policy Policy) (*Guard[V], error
 			return nil, fmt.Errorf("guard: New: values of type %v can't be stored: %w", reflect.TypeFor[V](), err)
 		}
 	}
-	e := newEngine(store, name, policy, coderOf[V]{codec}, codec)
-	if tagsOf != nil {
-		e.tagsOf = func(key string, value any) []string { return tagsOf(key, *value.(*V)) }
+	var o options[V]
+	for _, set := range opts {
+		set(&o)
+	}
+	e := newEngine(s.Unwrap(), name, policy, coderOf[V]{codec}, codec)
+	if o.tagsOf != nil {
+		e.tagsOf = func(key string, value any) []string { return o.tagsOf(key, *value.(*V)) }
 	}
 	if policy.Near.on() {
 		var err error
-		if e.near, err = newNear(store, e.storeKey(""), policy.Near); err != nil {
+		if e.near, err = newNear(e.store, e.storeKey(""), policy.Near); err != nil {
 			return nil, err
 		}
 	}
-	return &Guard[V]{engine: e, near: e.near, clone: clone}, nil
-}
-
-// nearValue is the value in the near cache, if it may be used, or nil.
-func (g *Guard[V]) nearValue(ctx context.Context, key string) *nearValue {
-	if g.near == nil {
-		return nil
-	}
-	n := g.near.get(key)
-	if n == nil || ctx.Err() != nil || g.engine.ctx.Err() != nil {
-		return nil
-	}
-	g.near.hits.add()
-	return n
-}
-
-// shared is a value for one of those who share it.
-func (g *Guard[V]) shared(value any) V {
-	v := *value.(*V)
-	if g.clone != nil {
-		v = g.clone(v)
-	}
-	return v
-}
-
-// Get returns the value of key: the stored one while it is fresh, or stale if
-// the policy says so, else what the fetch of one caller in the fleet returns.
-// Any bytes are a key.
-//
-// Errors: what the fetch returned, in this process as it is and from another as
-// a [*RemoteError]; [*PanicError]; [ErrNotFound]; [ErrFetchTimeout];
-// [ErrWaitTimeout]; [ErrQuarantined]; [ErrUnavailable]; [ErrReentrant];
-// [*ExhaustedError]; [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
-// the fetch goes on for the others.
-func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	if ctx == nil || fetch == nil {
-		var zero V
-		return zero, g.engine.misused(ctx)
-	}
-	if n := g.nearValue(ctx, key); n != nil {
-		return g.shared(n.value), nil
-	}
-	return g.get(call{ctx: ctx, key: key, fetch: plain(fetch)})
-}
-
-// plain is a fetch for the engine.
-func plain[V any](fetch FetchFunc[V]) func(context.Context, *fill) (any, error) {
-	return func(ctx context.Context, _ *fill) (any, error) {
-		v, err := fetch(ctx)
-		return &v, err
-	}
-}
-
-// get is what Get does past the near cache.
-func (g *Guard[V]) get(c call) (V, error) {
-	o := g.engine.load(c)
-	if o.err != nil {
-		var zero V
-		return zero, g.engine.errorFor(o)
-	}
-	return g.shared(o.value), nil
-}
-
-// Load is Get for those who want to say or know more: the fetch is told about
-// the last value and may set its value's terms, and the result says where the
-// value comes from.
-func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	if ctx == nil || fetch == nil {
-		return Result[V]{}, g.engine.misused(ctx)
-	}
-	if n := g.nearValue(ctx, key); n != nil {
-		age := n.entry.Age + time.Since(n.at)
-		return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}, nil
-	}
-	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, telling: true, fetch: telling(fetch)}))
-}
-
-// telling is a fetch for the engine that is told more and may say more.
-func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) func(context.Context, *fill) (any, error) {
-	return func(ctx context.Context, f *fill) (any, error) {
-		fl := Fill[V]{
-			Attempt: f.attempt, IdempotencyKey: f.token.String(),
-			TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
-			Tags: slices.Clone(f.tags),
-		}
-		fl.Stale, _ = f.stale.(*V)
-		v, err := fetch(ctx, &fl)
-		f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
-		return &v, err
-	}
-}
-
-// Refresh fetches the value anew, once for the fleet, even if what is stored is
-// fresh, and returns it: the outcome of a fetch, or a Set, that was not over when
-// Refresh was called. Everybody else is served what is stored meanwhile. Errors
-// as of Get; a stale value doesn't stand in for them. While a pause lasts
-// ([RetryAfter], Policy.ErrorPause) nothing is fetched: the error is then that of
-// the fetch before, and [PauseOf] tells for how long. Reset ends a pause.
-func (g *Guard[V]) Refresh(ctx context.Context, key string, fetch FetchFunc[V]) (V, error) {
-	if ctx == nil || fetch == nil {
-		var zero V
-		return zero, g.engine.misused(ctx)
-	}
-	return g.get(call{ctx: ctx, key: key, force: true, fetch: plain(fetch)})
-}
-
-// Reload is to Refresh what Load is to Get.
-func (g *Guard[V]) Reload(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error)) (Result[V], error) {
-	if ctx == nil || fetch == nil {
-		return Result[V]{}, g.engine.misused(ctx)
-	}
-	return g.resultOf(g.engine.load(call{ctx: ctx, key: key, force: true, telling: true, fetch: telling(fetch)}))
-}
-
-// Peek returns what is stored, fresh or stale, and never fetches. Errors:
-// [ErrMiss]; [ErrNotFound] if that is what is stored; [ErrUnavailable];
-// [ErrClosed]; the cause of ctx's end.
-func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
-	e := g.engine
-	if ctx == nil {
-		return Result[V]{}, e.misused(ctx)
-	}
-	r, err := e.store.Read(ctx, e.storeKey(key))
-	if o := e.endedFor(ctx, err); o != nil {
-		return Result[V]{}, e.errorFor(o)
-	}
-	if err != nil {
-		return Result[V]{}, unavailable(err)
-	}
-	if r.Found && r.Entry.Kind == cache.Negative && r.Fresh() {
-		return Result[V]{}, ErrNotFound
-	}
-	if !r.Found || r.Entry.Kind != cache.Value {
-		return Result[V]{}, ErrMiss
-	}
-	value, err := e.unpack(key, r)
-	if err != nil {
-		return Result[V]{}, ErrMiss
-	}
-	o := &outcome{value: value, source: FromRedis, stored: true, entry: r}
-	if !r.Fresh() {
-		o.source = Stale
-	}
-	return g.resultOf(o)
-}
-
-// Set stores a value under the policy's terms. A fetch that is under way will
-// not overwrite it, and a Get that starts after Set returned does not return
-// what Set replaced. It carries the given tags and the policy's.
-//
-// Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the
-// codec's; [ErrUnavailable], which says whether the value may be stored later all
-// the same; [ErrClosed]; the cause of ctx's end.
-func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string) error {
-	e := g.engine
-	if ctx == nil {
-		return e.misused(ctx)
-	}
-	tags = slices.Concat(e.policy.Tags, tags, e.tagsOfValue(key, &value))
-	if err := checkTags(tags); err != nil {
-		return fmt.Errorf("guard: Set: %w", err)
-	}
-	entry, err := e.pack(&value)
-	if err != nil {
-		return err
-	}
-	if n := len(entry.Payload); n > e.policy.MaxBytes {
-		return fmt.Errorf("%w: %d bytes encoded, Policy.MaxBytes is %d", ErrTooLarge, n, e.policy.MaxBytes)
-	}
-	entry.FreshFor, entry.TTL = lifetime(&fill{ttl: e.policy.TTL, staleFor: e.policy.Stale}, &e.policy)
-	entry.Tags = e.storeTags(tags)
-	return g.changeKey(ctx, key, func() error { return e.store.Set(ctx, e.storeKey(key), entry) })
-}
-
-// Delete removes the value. A fetch that is under way will not bring it back,
-// and a Get that starts after Delete returned does not return a value whose
-// fetch started before.
-//
-// Errors: [ErrUnavailable], which says whether the value may be deleted later
-// all the same; [ErrClosed]; the cause of ctx's end.
-func (g *Guard[V]) Delete(ctx context.Context, key string) error {
-	return g.changeKey(ctx, key, func() error { return g.engine.store.Delete(ctx, g.engine.storeKey(key)) })
-}
-
-// Expire marks the value stale and keeps it: it is refreshed at its next use,
-// and served until then if the policy has Stale. A fetch that is under way will
-// not be stored. Errors as of Delete.
-func (g *Guard[V]) Expire(ctx context.Context, key string) error {
-	return g.changeKey(ctx, key, func() error { return g.engine.store.Expire(ctx, g.engine.storeKey(key)) })
-}
-
-// Reset is the operator's: it ends a quarantine of the key, and a pause, whether a
-// fetch asked for it or Policy.ErrorPause. Errors as of Delete.
-func (g *Guard[V]) Reset(ctx context.Context, key string) error {
-	return g.changeKey(ctx, key, func() error { return g.engine.store.Reset(ctx, g.engine.storeKey(key)) })
-}
-
-func (g *Guard[V]) changeKey(ctx context.Context, key string, do func() error) error {
-	return g.change(ctx, do, func(n *near) { n.forget(key) })
-}
-
-// change makes a change, and has the near cache forget what it is about.
-func (g *Guard[V]) change(ctx context.Context, do func() error, forget func(*near)) error {
-	if ctx == nil {
-		return g.engine.misused(ctx)
-	}
-	if o := g.engine.endedFor(ctx, nil); o != nil {
-		return g.engine.errorFor(o)
-	}
-	err := do()
-	if g.near != nil {
-		// This process need not wait to hear of its own change, nor rely on it.
-		forget(g.near)
-	}
-	if err == nil {
-		return nil
-	}
-	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
-		return err
-	}
-	if errors.Is(err, cache.ErrClosed) {
-		return g.engine.errClosed()
-	}
-	return unavailable(err)
+	return &Guard[V]{engine: e, near: e.near, clone: o.clone}, nil
 }
 
 // Close ends the guard's fetches, whose contexts are cancelled, and releases
@@ -317,6 +101,33 @@ func (g *Guard[V]) Close() error {
 	return nil
 }
 
+// nearValue is the value in the near cache, if it may be used, or nil.
+func (g *Guard[V]) nearValue(ctx context.Context, key string, maxAge time.Duration) *nearValue {
+	if g.near == nil || maxAge == 0 {
+		return nil
+	}
+	n := g.near.get(key)
+	if n == nil || ctx.Err() != nil || g.engine.ctx.Err() != nil || maxAge > 0 && n.age() > maxAge {
+		return nil
+	}
+	g.near.hits.add()
+	return n
+}
+
+// shared is a value for one of the callers that share it.
+func (g *Guard[V]) shared(value any) V {
+	v := *value.(*V)
+	if g.clone != nil {
+		v = g.clone(v)
+	}
+	return v
+}
+
+func (g *Guard[V]) nearResult(n *nearValue) Result[V] {
+	age := n.age()
+	return Result[V]{Value: g.shared(n.value), Source: FromNear, Age: age, TTL: max(0, n.entry.Entry.FreshFor-age), Stored: true}
+}
+
 func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 	if o.err != nil {
 		return Result[V]{}, g.engine.errorFor(o)
@@ -324,7 +135,7 @@ func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 	r := Result[V]{Value: g.shared(o.value), Source: o.source, Stored: o.stored}
 	if o.entry != nil {
 		r.Age = o.entry.Age
-		r.TTL = max(0, min(o.entry.Entry.FreshFor-o.entry.Age, cache.MaxTTL))
+		r.TTL = max(0, min(o.entry.Entry.FreshFor-o.entry.Age, store.MaxTTL))
 		if o.source == Stale || !o.entry.Fresh() { // a tag may have been expired while it was fetched
 			r.TTL = 0
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // behindProxy opens a guard on a real server behind a proxy.
@@ -332,11 +333,11 @@ func TestHostileEntriesAreCountedAndOverwritten(t *testing.T) {
 			for i := next.Add(1) - 1; i < n; i = next.Add(1) - 1 {
 				v, err := g.Get(context.Background(), fmt.Sprint(i), func(context.Context) (record, error) { return good, nil })
 				switch {
-				case errors.Is(err, guard.ErrNotFound) && hostile[i][17] == byte(cache.Negative):
+				case errors.Is(err, guard.ErrNotFound) && hostile[i][17] == byte(store.Negative):
 					sound.Add(1) // one flipped bit makes a value a sound negative entry
 				case err != nil:
 					t.Errorf("entry %x: %v", hostile[i], err)
-				case hostile[i][min(17, len(hostile[i])-1)] == byte(cache.Bypass):
+				case hostile[i][min(17, len(hostile[i])-1)] == byte(store.Bypass):
 					sound.Add(1) // or a sound marker that its callers fetch for themselves
 				case v.Name != good.Name:
 					sound.Add(1) // bits flipped in a name
@@ -356,7 +357,7 @@ func TestHostileEntriesAreCountedAndOverwritten(t *testing.T) {
 	}
 	for i := range n {
 		_, err := g.Get(context.Background(), fmt.Sprint(i), func(context.Context) (record, error) { return record{}, errNotOverwritten })
-		bypass := len(hostile[i]) > 17 && hostile[i][17] == byte(cache.Bypass)
+		bypass := len(hostile[i]) > 17 && hostile[i][17] == byte(store.Bypass)
 		if err != nil && !errors.Is(err, guard.ErrNotFound) && !bypass {
 			t.Errorf("entry %x was not overwritten: %v", hostile[i], err)
 		}
@@ -382,14 +383,14 @@ func damage(rng *rand.Rand, good []byte) []byte {
 		}
 	case 3: // a payload whose first length is a lie
 		heads := []byte{0xdd, 0xdf, 0xdb, 0xc6, 0xc9}
-		b = append(b[:cache.HeaderSize], heads[rng.IntN(len(heads))])
+		b = append(b[:store.HeaderSize], heads[rng.IntN(len(heads))])
 		b = binary.BigEndian.AppendUint32(b, rng.Uint32()|1<<30)
 	case 4: // another format, kind or codec
 		b[16+rng.IntN(3)] = byte(rng.Uint32())
 	case 5: // said to be compressed
-		b[19] |= byte(cache.FlagCompressed)
+		b[19] |= byte(store.FlagCompressed)
 		if rng.IntN(2) == 0 { // with a length of its own that is a lie
-			b = binary.AppendUvarint(b[:cache.HeaderSize], uint64(rng.Uint32()))
+			b = binary.AppendUvarint(b[:store.HeaderSize], uint64(rng.Uint32()))
 		}
 	}
 	return b

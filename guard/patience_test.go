@@ -13,6 +13,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 func TestSoftTimeoutServesStaleWhileTheFetchGoesOn(t *testing.T) {
@@ -380,7 +382,7 @@ func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
 		done := make(chan string, 6)
 		for i := range 6 {
 			go func() {
-				v, err := fleet[i%3].Refresh(context.Background(), "k", o.fetch)
+				v, err := fleet[i%3].Get(context.Background(), "k", o.fetch, guard.MaxAge(0))
 				if err != nil {
 					w.Error(err)
 				}
@@ -403,29 +405,26 @@ func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
 	})
 }
 
-// unwoken hears no wake-ups: who waits has to look.
-type unwoken struct{ cache.Store }
-
-func (unwoken) Watch(string) *cache.Watch { return cache.NewWatch(func() {}) }
-
 func TestRefreshIsNotGivenWhatWasOverWhenItWasCalled(t *testing.T) {
 	for _, what := range []string{"a fetch", "a Set"} {
 		t.Run(what, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				here, there := w.guard(unwoken{w.open()}, policy()), w.guard(w.open(), policy())
+				deaf := tap.New(w.open())
+				deaf.OnWatch = func(string) *store.Watch { return store.NewWatch(func() {}) }
+				here, there := w.guard(deaf, policy()), w.guard(w.open(), policy())
 				must(w, there.Set(w.Context(), "k", "old"))
 				time.Sleep(time.Second)
 				fetched := make(chan error, 1)
 				go func() {
 					o := &origin{takes: 5 * time.Second, answer: func(context.Context, int) (string, error) { return "new", nil }}
-					_, err := there.Refresh(context.Background(), "k", o.fetch)
+					_, err := there.Get(context.Background(), "k", o.fetch, guard.MaxAge(0))
 					fetched <- err
 				}()
 				time.Sleep(time.Second)
 				var wg sync.WaitGroup
 				refresh := func(want string) {
 					wg.Go(func() {
-						v, err := here.Refresh(context.Background(), "k", func(context.Context) (string, error) { return "newer", nil })
+						v, err := here.Get(context.Background(), "k", func(context.Context) (string, error) { return "newer", nil }, guard.MaxAge(0))
 						if v != want || err != nil {
 							w.Errorf("got %q, %v, want %q", v, err, want)
 						}
@@ -460,26 +459,19 @@ func (c *lookedAt) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// slowReads takes a second for each read, unless its caller leaves.
-type slowReads struct{ cache.Store }
-
-func (s slowReads) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	select {
-	case <-time.After(time.Second):
-		return s.Store.Read(ctx, key)
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.guard(slowReads{w.open()}, policy())
+		slow := tap.New(w.open())
+		slow.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+			time.Sleep(time.Second)
+			return r, err
+		}
+		g := w.guard(slow, policy())
 		time.Sleep(time.Second)
 		must(w, g.Set(context.Background(), "k", "old"))
 		end, ended := make(chan struct{}), make(chan struct{})
 		go func() {
-			_, _ = g.Refresh(context.Background(), "k", func(context.Context) (string, error) { <-end; return "", errors.New("down") })
+			_, _ = g.Get(context.Background(), "k", func(context.Context) (string, error) { <-end; return "", errors.New("down") }, guard.MaxAge(0))
 			close(ended)
 		}()
 		time.Sleep(2 * time.Second)
@@ -487,14 +479,14 @@ func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		left := make(chan error)
 		go func() {
-			_, err := g.Refresh(&lookedAt{ctx, func() { close(end); <-ended }}, "k", o.fetch)
+			_, err := g.Get(&lookedAt{ctx, func() { close(end); <-ended }}, "k", o.fetch, guard.MaxAge(0))
 			left <- err
 		}()
 		time.Sleep(500 * time.Millisecond)
 		// It may leave while the key is read: whoever has joined it goes on.
 		second := make(chan answer)
 		go func() {
-			v, err := g.Refresh(context.Background(), "k", o.fetch)
+			v, err := g.Get(context.Background(), "k", o.fetch, guard.MaxAge(0))
 			second <- answer{value: v, err: err}
 		}()
 		synctest.Wait()
@@ -530,7 +522,7 @@ func TestEntryThatCannotBeReadIsReportedOnce(t *testing.T) {
 			return g.Get(w.Context(), "k", (&origin{}).fetch)
 		},
 		"Refresh": func(w *world, g *guard.Guard[string]) (string, error) {
-			return g.Refresh(w.Context(), "k", (&origin{}).fetch)
+			return g.Get(w.Context(), "k", (&origin{}).fetch, guard.MaxAge(0))
 		},
 		"GetMany": func(w *world, g *guard.Guard[string]) (string, error) {
 			m, err := g.GetMany(w.Context(), []string{"k"}, (&manyOrigin{}).fetch)
@@ -635,7 +627,7 @@ func TestCallerThatStopsWaitingRunsItsFetchOnce(t *testing.T) {
 			return g.Get(ctx, "k", o.fetch)
 		},
 		"Refresh": func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error) {
-			return g.Refresh(ctx, "k", o.fetch)
+			return g.Get(ctx, "k", o.fetch, guard.MaxAge(0))
 		},
 		"GetMany": func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error) {
 			all, err := g.GetMany(ctx, []string{"k"}, o.many)

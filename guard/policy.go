@@ -11,6 +11,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/nils"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Off turns off what a zero would give a default: Policy.Negative,
@@ -56,7 +57,7 @@ const (
 // are honoured to the millisecond.
 type Policy struct {
 	// TTL is how long a value is fresh: at least 1 ms, required. Together with Stale
-	// or StaleIfError it is at most [cache.MaxTTL], 49 days.
+	// or StaleIfError it is at most [store.MaxTTL], 49 days.
 	TTL time.Duration
 
 	// Stale is how long after its TTL a value is still served, at once, while one
@@ -75,11 +76,6 @@ type Policy struct {
 	// bytes each. Default none.
 	Tags []string
 
-	// TagsOf, a func(key string, value V) []string, returns further tags of a value,
-	// whichever call fetches or sets it: GetMany's values have no others. It is called
-	// from several goroutines. Default none.
-	TagsOf any `json:"-"`
-
 	// Jitter spreads the expiry of values that were fetched together: each is
 	// fresh for a random time between TTL*(1-Jitter) and TTL. From 0 to less
 	// than 1. Default 0.
@@ -87,12 +83,6 @@ type Policy struct {
 
 	// Near is the near cache. Default none.
 	Near Near
-
-	// Clone, a func(V) V, copies each value for each caller, for callers who change
-	// what they get: near values, and those that several have waited for. It is called
-	// for the zero value too, and its panics are the caller's. Default none: values are
-	// shared, treat them as read-only.
-	Clone any
 
 	// Beta scales how early, before its TTL ends, a value that is in use is
 	// refreshed in the background: by about one and a half times what its last
@@ -315,10 +305,10 @@ func (p Policy) validate() error {
 // an entry can keep.
 func (p Policy) validateTimes(bad func(format string, args ...any)) {
 	tooLong := func(name string, d time.Duration) bool {
-		if d > cache.MaxTTL {
-			bad("%s is %v, can be at most 49 days (%v)", name, d, cache.MaxTTL)
+		if d > store.MaxTTL {
+			bad("%s is %v, can be at most 49 days (%v)", name, d, store.MaxTTL)
 		}
-		return d > cache.MaxTTL
+		return d > store.MaxTTL
 	}
 	span := func(name string, d, least time.Duration) {
 		if !tooLong(name, d) && d < least {
@@ -341,7 +331,7 @@ func (p Policy) validateTimes(bad func(format string, args ...any)) {
 		bad("StaleIfError is %v, must be at least Stale (%v): what may be served while it is refreshed may be served if that fails", p.StaleIfError, p.Stale)
 	}
 	limit := func(d time.Duration) time.Duration { return min(d, math.MaxInt64/2) } // or the sum overflows
-	if p.TTL <= cache.MaxTTL && !tooLong("TTL plus Stale", p.TTL+limit(p.Stale)) {
+	if p.TTL <= store.MaxTTL && !tooLong("TTL plus Stale", p.TTL+limit(p.Stale)) {
 		tooLong("TTL plus StaleIfError", p.TTL+limit(p.StaleIfError))
 	}
 	orOff("Negative", p.Negative)

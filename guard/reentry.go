@@ -18,20 +18,24 @@ import (
 // fetch wait for flights, and a flight waits for the fetch that it runs.
 type frame struct {
 	engine *engine
-	key    string
-	batch  *fetchKeys // in place of key, for one of many
+	keys   *fetchKeys
 	outer  *frame
-	shared bool        // flights wait for the fetch; else the code of outer does
 	ended  atomic.Bool // the fetch returned; its context may live on
 
-	waits []wait // guarded by waiting
+	waits []*flight // of calls from within; guarded by waiting
 }
 
-// A wait is that of a call from within a fetch, for a flight of a key.
-type wait struct {
-	engine *engine
-	key    string
-	flight *flight
+// fetchKeys are the keys of a call's or a leader's fetches, which run one after the other,
+// as one of them is made: to wait for a key of a later one is to wait for oneself, too.
+type fetchKeys struct {
+	fetch   map[string]int // of each key: which fetch
+	now     int
+	flights []*flight // of this fetch's keys and later ones; none: the caller's own fetch
+}
+
+func (k *fetchKeys) holds(key string) bool {
+	fetch, ok := k.fetch[key]
+	return ok && fetch >= k.now
 }
 
 // waiting guards the waits of all fetches of the process: a cycle may go through
@@ -59,51 +63,19 @@ func frameOf(ctx context.Context) *frame {
 	return f
 }
 
-// enter marks the fetch that a flight runs, or, if that is nil, that a caller runs for
-// itself.
-func enter(ctx context.Context, e *engine, key string, fl *flight) (context.Context, *frame) {
-	c := &framed{Context: ctx, frame: frame{engine: e, key: key, outer: frameOf(ctx), shared: fl != nil}}
-	if fl != nil {
-		fl.fetch.Store(&c.frame)
+// enter marks the context of a fetch.
+func enter(ctx context.Context, e *engine, keys *fetchKeys) (context.Context, *frame) {
+	c := &framed{Context: ctx, frame: frame{engine: e, keys: keys, outer: frameOf(ctx)}}
+	for _, f := range keys.flights {
+		f.fetch.Store(&c.frame)
 	}
 	return c, &c.frame
-}
-
-// enterMany marks one fetch of a batch.
-func enterMany(ctx context.Context, e *engine, keys *fetchKeys) (context.Context, *frame) {
-	c := &framed{Context: ctx, frame: frame{engine: e, batch: keys, outer: frameOf(ctx), shared: len(keys.flights) > 0}}
-	for _, fl := range keys.flights {
-		fl.fetch.Store(&c.frame)
-	}
-	return c, &c.frame
-}
-
-// holds reports whether a call for key from within would wait for the fetch
-// itself.
-func (f *frame) holds(key string) bool {
-	if f.batch != nil {
-		return f.batch.holds(key)
-	}
-	return f.key == key
-}
-
-// fetchKeys are the keys of a fetch that is one of several, which run one after
-// the other: to wait for a key of a later one is to wait for oneself, too.
-type fetchKeys struct {
-	turn    map[string]int // of each key
-	now     int
-	flights []*flight // of this turn's keys and later ones; none: the caller's own fetch
-}
-
-func (k *fetchKeys) holds(key string) bool {
-	turn, ok := k.turn[key]
-	return ok && turn >= k.now
 }
 
 // within reports whether ctx belongs to a fetch of key.
 func within(ctx context.Context, e *engine, key string) bool {
 	for f := frameOf(ctx); f != nil; f = f.outer {
-		if f.engine == e && f.holds(key) && !f.ended.Load() {
+		if f.engine == e && f.keys.holds(key) && !f.ended.Load() {
 			return true
 		}
 	}
@@ -112,11 +84,11 @@ func within(ctx context.Context, e *engine, key string) bool {
 
 // await notes that the code of the fetch waits for a flight, until done is called. It
 // answers false, and notes nothing, if that flight waits for the fetch.
-func (f *frame) await(w wait) bool {
+func (f *frame) await(w *flight) bool {
 	waiting.Lock()
 	defer waiting.Unlock()
 	own := f.upToShared()
-	if w.leadsTo(own, map[*frame]bool{}) {
+	if leadsTo(w, own, map[*frame]bool{}) {
 		return false
 	}
 	for _, f := range own {
@@ -126,7 +98,7 @@ func (f *frame) await(w wait) bool {
 }
 
 // done takes back the note that await has made.
-func (f *frame) done(w wait) {
+func (f *frame) done(w *flight) {
 	waiting.Lock()
 	defer waiting.Unlock()
 	for _, f := range f.upToShared() {
@@ -141,17 +113,17 @@ func (f *frame) done(w wait) {
 func (f *frame) upToShared() (all []*frame) {
 	for ; f != nil; f = f.outer {
 		all = append(all, f)
-		if f.shared {
+		if len(f.keys.flights) > 0 {
 			break
 		}
 	}
 	return all
 }
 
-// leadsTo reports whether one of the fetches has to end before the wait does. waiting
-// is held.
-func (w wait) leadsTo(fetches []*frame, seen map[*frame]bool) bool {
-	for _, f := range w.fetches() {
+// leadsTo reports whether one of the fetches has to end before the flight does. waiting is
+// held.
+func leadsTo(w *flight, fetches []*frame, seen map[*frame]bool) bool {
+	for _, f := range fetchesOf(w) {
 		if seen[f] || f.ended.Load() {
 			continue
 		}
@@ -159,46 +131,29 @@ func (w wait) leadsTo(fetches []*frame, seen map[*frame]bool) bool {
 		if slices.Contains(fetches, f) {
 			return true
 		}
-		if slices.ContainsFunc(f.waits, func(next wait) bool { return next.leadsTo(fetches, seen) }) {
+		if slices.ContainsFunc(f.waits, func(next *flight) bool { return leadsTo(next, fetches, seen) }) {
 			return true
 		}
 	}
 	return false
 }
 
-// fetches are those that have to end before the flight does: its own, or if it has not
-// begun one, those of the key's flights in other groups, which hold the lease.
-func (w wait) fetches() (all []*frame) {
-	if f := w.flight.fetch.Load(); f != nil {
+// fetchesOf are those that have to end before the flight does: its own, or if it has not
+// begun one, those of the key's flights of other kinds, which hold the lease.
+func fetchesOf(w *flight) []*frame {
+	if f := w.fetch.Load(); f != nil {
 		return []*frame{f}
 	}
-	for _, fs := range w.engine.allFlights() {
-		if f := fs.fetchOf(w.key); f != nil {
-			all = append(all, f)
-		}
-	}
-	return all
+	return w.e.flights.fetchesOf(w.key)
 }
 
-// fetchOf is the fetch of the key's flight; nil: none has begun.
-func (fs *flights) fetchOf(key string) *frame {
-	if fs.flying.Load() == 0 {
-		return nil
-	}
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if fl := fs.live[key]; fl != nil {
-		return fl.fetch.Load()
-	}
-	return nil
-}
-
-func (e *engine) reentrant(key string) *outcome {
-	return &outcome{err: fmt.Errorf("%w: it asks for %s, which it fetches", ErrReentrant, e.about(key)), own: true}
+// reentrant is the outcome for a call from within a fetch of the key.
+func reentrant(e *engine, key string) *outcome {
+	return &outcome{err: fmt.Errorf("%w: it asks for %s, which it fetches", ErrReentrant, e.events.quote(key)), own: true}
 }
 
 // deadlocked is the outcome for a call from within a fetch that the key's flight waits
 // for.
-func (e *engine) deadlocked(key string) *outcome {
-	return &outcome{err: fmt.Errorf("%w: it asks for %s, whose fetch waits for this one", ErrReentrant, e.about(key)), own: true}
+func deadlocked(e *engine, key string) *outcome {
+	return &outcome{err: fmt.Errorf("%w: it asks for %s, whose fetch waits for this one", ErrReentrant, e.events.quote(key)), own: true}
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // kept is a policy whose values are kept for validation for an hour after their TTL,
@@ -41,9 +43,7 @@ func TestRenewalKeepsTheTagsOfTheValue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				fleet := w.fleet(2, policy(kept, tagged("a"), func(p *guard.Policy) {
-					p.TagsOf = func(key, _ string) []string { return []string{"of " + key} }
-				}))
+				fleet := w.fleet(2, policy(kept, tagged("a")), guard.TagsOf(func(key, _ string) []string { return []string{"of " + key} }))
 				o := &origin{}
 				for _, tag := range []string{"a", "b", "of k"} {
 					want := loads(w, fleet[0], "k", o.withTags("b")).Value
@@ -106,13 +106,13 @@ func TestRenewalThatAddsATagFails(t *testing.T) {
 func TestUnguardedRenewalThatAddsATagFails(t *testing.T) {
 	inMemory(t, func(w *world) {
 		away := atomic.Bool{}
-		s := &raced{Store: w.open(), read: func() {}, acquire: func() error {
+		s := &raced{read: func() {}, acquire: func() error {
 			if away.Load() {
 				return cache.ErrUnavailable
 			}
 			return nil
 		}}
-		g := w.guard(s, policy(kept))
+		g := w.guard(s.of(w.open()), policy(kept))
 		o := &origin{}
 		loads(w, g, "k", o.withTags("a"))
 		time.Sleep(2 * time.Minute)
@@ -179,15 +179,17 @@ func TestUntoldRenewalThatLacksAPolicyTagFails(t *testing.T) {
 	})
 }
 
-// A deleteCounter counts the Deletes of a store.
+// A deleteCounter counts the changes of a store.
 type deleteCounter struct {
-	cache.Store
+	*tap.Store
 	n atomic.Int32
 }
 
-func (s *deleteCounter) Delete(ctx context.Context, key string) error {
+func (s *deleteCounter) Unwrap() store.Store { return s }
+
+func (s *deleteCounter) Change(ctx context.Context, changes []store.Change) []error {
 	s.n.Add(1)
-	return s.Store.Delete(ctx, key)
+	return s.Store.Change(ctx, changes)
 }
 
 // P2: the lease of the renewal is gone, and so is its right to change the key.
@@ -216,7 +218,7 @@ func TestRefusedRenewalDeletesNothing(t *testing.T) {
 		for _, newer := range []string{"", "newer"} {
 			t.Run(name+" "+newer, func(t *testing.T) {
 				inWorlds(t, func(w *world) {
-					s := &deleteCounter{Store: w.open()}
+					s := &deleteCounter{Store: tap.New(w.open())}
 					g, other := w.guard(s, policy(kept, tagged("a"))), w.fleet(1, policy(kept, tagged("a")))[0]
 					get(w, g, "k", (&origin{}).fetch)
 					time.Sleep(2 * time.Minute)

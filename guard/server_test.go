@@ -245,7 +245,7 @@ func TestValuesAreCachedWithoutSubscribe(t *testing.T) {
 			g := (&world{T: t}).guard(s, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))
 			began := time.Now()
 			for i := range 3 {
-				want := guard.FromRedis
+				want := guard.FromStore
 				if i == 0 {
 					want = guard.Fetched
 				}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,58 +16,51 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // A silence keeps a store from hearing anything while it lasts: its commands are not
 // answered, and no wake-up arrives.
 type silence struct {
-	cache.Store
+	*tap.Store
 	on   atomic.Bool
 	asks atomic.Int64 // acquires that were not answered
 	mu   sync.Mutex
-	last *cache.Watch
+	last *store.Watch
 }
 
-var errSilent = fmt.Errorf("%w: silence", cache.ErrUnavailable)
+var errSilent = fmt.Errorf("%w: silence", store.ErrUnavailable)
 
-func (s *silence) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	if s.on.Load() {
-		return nil, errSilent
+func silenced(s cache.Store) *silence {
+	q := &silence{Store: tap.New(s)}
+	q.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+		if q.on.Load() {
+			return nil, errSilent
+		}
+		return r, err
 	}
-	return s.Store.Read(ctx, key)
-}
-
-func (s *silence) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
-	if !s.on.Load() {
-		s.Store.ReadMany(ctx, prefix, keys, each)
-		return
+	q.OnAcquire = func(requests []store.Request) []store.Answer {
+		if !q.on.Load() {
+			return nil
+		}
+		q.asks.Add(int64(len(requests)))
+		return slices.Repeat([]store.Answer{{Err: errSilent}}, len(requests))
 	}
-	for i := range keys {
-		each(i, nil, errSilent)
+	q.OnWatch = func(string) *store.Watch { // it hears only what the test pushes
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.last = store.NewWatch(func() {})
+		return q.last
 	}
-}
-
-func (s *silence) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	if s.on.Load() {
-		s.asks.Add(1)
-		return cache.Answer{}, errSilent
-	}
-	return s.Store.Acquire(ctx, key, ask)
-}
-
-// Watch returns a watch that hears only what the test pushes.
-func (s *silence) Watch(string) *cache.Watch {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last = cache.NewWatch(func() {})
-	return s.last
+	return q
 }
 
 // heldElsewhere has one guard hold the lease of the keys for an hour, and returns another that
 // can be silenced.
 func heldElsewhere(w *world, p guard.Policy, keys ...string) (g *guard.Guard[string], s *silence) {
 	holder := w.guard(w.open(), p)
-	s = &silence{Store: w.open()}
+	s = silenced(w.open())
 	g = w.guard(s, p)
 	time.Sleep(time.Second) // fake: until the subscriptions are live
 	for _, key := range keys {
@@ -90,7 +84,7 @@ func TestWaiterInSilenceOutwaitsTheLease(t *testing.T) {
 			return err
 		},
 		"Refresh": func(g *guard.Guard[string]) error {
-			_, err := g.Refresh(ctx, "k", (&origin{}).fetch)
+			_, err := g.Get(ctx, "k", (&origin{}).fetch, guard.MaxAge(0))
 			return err
 		},
 		"GetMany": func(g *guard.Guard[string]) error {
@@ -127,7 +121,7 @@ func TestWaiterInSilenceOutwaitsTheLease(t *testing.T) {
 func TestWaiterIsAnsweredAfterASilence(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		holder := w.guard(w.open(), policy(patient))
-		s := &silence{Store: w.open()}
+		s := silenced(w.open())
 		g := w.guard(s, policy(patient))
 		time.Sleep(time.Second) // fake: until the subscriptions are live
 		o := &origin{takes: 4 * time.Second}
@@ -158,10 +152,10 @@ func TestWaiterInSilenceHeedsARelease(t *testing.T) {
 		got := make(chan string)
 		go func() { got <- get(w, g, "k", (&origin{}).fetch) }()
 		time.Sleep(time.Second)
-		answer, err := s.Acquire(ctx, "g:k", cache.Ask{TTL: time.Second, Window: time.Minute})
-		must(w, err)
+		answer := s.Acquire(ctx, []store.Request{{Key: "g:k", TTL: time.Second, Window: time.Minute}})[0]
+		must(w, answer.Err)
 		s.on.Store(true)
-		s.last.Push(cache.Message{Signal: cache.Released, Token: answer.Holder})
+		s.last.Push(store.Message{Signal: store.Released, Token: answer.Holder})
 		start := time.Now()
 		<-got
 		if took := time.Since(start); took > 300*time.Millisecond {

@@ -13,7 +13,7 @@ import (
 // of calls or events, and consistent each by itself.
 type Stats struct {
 	NearHits  uint64 // served from the near cache
-	RedisHits uint64 // served from the store, fresh
+	StoreHits uint64 // served from the store, fresh
 	Stale     uint64 // served stale
 	Fetched   uint64 // served by a fetch of the call's own
 	Waited    uint64 // served by another caller's fetch, here or in another process
@@ -66,9 +66,9 @@ type Flight struct {
 // as long as it takes to list the flights.
 func (g *Guard[V]) Stats() Stats {
 	e := g.engine
-	c := &e.counters
+	c := &e.events.counters
 	s := Stats{
-		RedisHits: c.redisHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
+		StoreHits: c.storeHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
 		Fetches: c.fetches.Load(), FetchErrors: c.fetchErrors.Load(), NotFound: c.notFound.Load(), NotModified: c.notModified.Load(), Refreshes: c.refreshes.Load(),
 		Unguarded: c.unguarded.Load(), FillsRefused: c.fillsRefused.Load(), Invalidated: c.invalidated.Load(), TooLarge: c.tooLarge.Load(),
 		LeasesLost: c.leasesLost.Load(), Takeovers: c.takeovers.Load(), Damaged: c.damaged.Load(),
@@ -91,37 +91,12 @@ func (g *Guard[V]) Stats() Stats {
 		s.NearEvictions = e.near.evictions.Load()
 		s.NearEntries = e.near.values.EstimatedSize()
 	}
-	for _, fs := range e.allFlights() {
-		s.InFlight = append(s.InFlight, fs.list(fs == &e.refreshes, e.policy.HideKeys)...)
-	}
+	s.InFlight = e.flights.list(e.policy.HideKeys)
 	return s
 }
 
-// list describes the flights.
-func (fs *flights) list(background, hideKeys bool) []Flight {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	all := make([]Flight, 0, len(fs.live))
-	for key, f := range fs.live {
-		d := Flight{Key: key, Role: "asking", Age: time.Since(f.began)}
-		switch {
-		case background:
-			d.Role = "refreshing"
-		case f.fetchMoment != 0:
-			d.Role = "fetching"
-		case f.waiting.Load():
-			d.Role = "waiting"
-		}
-		if hideKeys {
-			d.Key = ""
-		}
-		all = append(all, d)
-	}
-	return all
-}
-
 type counters struct {
-	redisHits, stale, fetched, waited                                   atomic.Uint64
+	storeHits, stale, fetched, waited                                   atomic.Uint64
 	fetches, fetchErrors, notFound, notModified, refreshes, unguarded   atomic.Uint64
 	fillsRefused, invalidated, tooLarge, leasesLost, takeovers, damaged atomic.Uint64
 	errNotFound, errFetch, errRemote, errPanic                          atomic.Uint64
@@ -168,11 +143,11 @@ func (c *counters) served(o *outcome, ended bool) {
 		c.fetched.Add(1)
 	case o.err != nil:
 		c.failed(o, ended)
-	case o.source == FromRedis:
-		c.redisHits.Add(1)
+	case o.source == FromStore:
+		c.storeHits.Add(1)
 	case o.source == Stale:
 		c.stale.Add(1)
-	case o.source == Waited, o.waited:
+	case o.source == Waited, o.shared:
 		c.waited.Add(1)
 	default:
 		c.fetched.Add(1)

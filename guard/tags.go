@@ -1,17 +1,15 @@
 package guard
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 const (
-	maxTags    = cache.MaxTags
+	maxTags    = store.MaxTags
 	maxTagSize = 256 // with the guard's name and a colon in front it fits in cache.MaxTagSize
 )
 
@@ -53,7 +51,7 @@ func (e *engine) storeTags(tags []string) []string {
 }
 
 // lackedTag is the first of the tags that a stored entry does not carry.
-func (e *engine) lackedTag(entry *cache.Entry, tags []string) (tag string, lacks bool) {
+func (e *engine) lackedTag(entry *store.Entry, tags []string) (tag string, lacks bool) {
 	for _, t := range tags {
 		if !slices.Contains(entry.Tags, e.storeKey(t)) {
 			return t, true
@@ -65,10 +63,10 @@ func (e *engine) lackedTag(entry *cache.Entry, tags []string) (tag string, lacks
 // addedTag is a tag that a fetch has set and the stale value it was given does not
 // carry.
 func (e *engine) addedTag(f *fill) (tag string, added bool) {
-	if f.staleReading == nil {
+	if f.staleRead == nil {
 		return "", false
 	}
-	return e.lackedTag(&f.staleReading.Entry, f.tags)
+	return e.lackedTag(&f.staleRead.reading.Entry, f.tags)
 }
 
 // tagsOfValue are the tags that the policy finds a value to have.
@@ -79,100 +77,32 @@ func (e *engine) tagsOfValue(key string, value any) []string {
 	return e.tagsOf(key, value)
 }
 
-// DeleteTag removes all values that carry one of the tags, at a cost that
-// doesn't depend on how many they are: a Get that starts after DeleteTag returned
-// does not return a value that carries one and whose fetch started before. A fetch
-// under way is not ended, but what it brings is not stored if it carries one. No
-// tags are no error. Tags are the guard's own: those of a guard of another name are
-// others.
-//
-// Errors as of Delete. One that is about some of the tags names them; the others
-// are done.
-func (g *Guard[V]) DeleteTag(ctx context.Context, tags ...string) error {
-	return g.changeTags(ctx, "DeleteTag", tags, g.engine.store.DeleteTag)
-}
-
-// ExpireTag marks all values stale that carry one of the tags, as Expire does
-// with the value of a key, and as DeleteTag deletes them. What a fetch under way
-// brings is stored, and stale, if it carries one. Errors as of DeleteTag.
-func (g *Guard[V]) ExpireTag(ctx context.Context, tags ...string) error {
-	return g.changeTags(ctx, "ExpireTag", tags, g.engine.store.ExpireTag)
-}
-
-func (g *Guard[V]) changeTags(ctx context.Context, op string, tags []string, do func(context.Context, ...string) error) error {
-	if err := checkTagSizes(tags); err != nil {
-		return fmt.Errorf("guard: %s: %w", op, err)
-	}
-	if len(tags) == 0 {
-		return nil
-	}
-	stored := g.engine.storeTags(tags)
-	return g.change(ctx, func() error { return do(ctx, stored...) }, func(n *near) {
-		for _, t := range stored {
-			n.forgetTag(t)
-		}
-	})
-}
-
 // A stamping is a reading of the clock of tags, under way or done.
 type stamping struct {
 	done  chan struct{}
-	stamp cache.Stamp
+	stamp store.Stamp
 	err   error
 }
 
-// mayCarryTags reports whether what the flight fetches may carry tags: what is
-// sure not to needs no stamp.
-func (p *pursuit) mayCarryTags() bool {
-	return len(p.policy.Tags) > 0 || p.tagsOf != nil || p.call.telling || p.known != nil && len(p.known.Entry.Tags) > 0
+// mayCarryTags reports whether a fetched value of the flight may carry tags. One that
+// is sure not to needs no stamp.
+func (l *leader) mayCarryTags(f *flight) bool {
+	return len(l.e.policy.Tags) > 0 || l.e.tagsOf != nil || l.told || f.known.found() != nil && len(f.known.reading.Entry.Tags) > 0
 }
 
-// beginStamp reads the clock beside the first acquire. Later ones are of flights
-// that wait, most of which will never fetch.
-func (p *pursuit) beginStamp() {
-	first := !p.asked
-	p.asked = true
-	if !first || !p.mayCarryTags() {
+// beginStamp reads the clock beside the first acquire. Later ones are of flights that
+// wait, most of which will never fetch.
+func (l *leader) beginStamp(fs []*flight) {
+	if l.stamping != nil || fs[0].heldMoment != 0 || !slices.ContainsFunc(fs, l.mayCarryTags) {
 		return
 	}
 	s := &stamping{done: make(chan struct{})}
-	p.stamping = s
-	ctx := p.ctx // the flight may go on with another
-	p.fs.wg.Go(func() {
+	l.stamping = s
+	ctx := l.ctx // which the leader may replace
+	l.e.flights.wg.Go(func() {
 		defer close(s.done)
-		s.stamp, s.err = p.store.Stamp(ctx)
+		s.stamp, s.err = l.e.store.Stamp(ctx)
 	})
-}
-
-// stamp is a stamp from before the fetch that is about to start. The one that was
-// read beside the first acquire will do if that was granted; a flight that has
-// waited reads another, or what was deleted meanwhile would spoil its fetch.
-func (p *pursuit) stamp() (cache.Stamp, error) {
-	if !p.mayCarryTags() {
-		return cache.Stamp{}, nil
-	}
-	if p.stamping == nil || p.watch != nil {
-		return p.store.Stamp(p.ctx)
-	}
-	<-p.stamping.done // bounded by the store
-	return p.stamping.stamp, p.stamping.err
-}
-
-// recheck reads the last value anew: it may have been deleted since it was read, and
-// neither would the lease tell, which was granted later, nor may the fetch be given
-// it. As the lease and the value's own stamp are older than this, what is deleted
-// later, by its key or by a tag, is found out by the fill.
-func (p *pursuit) recheck() {
-	if p.known == nil || !p.known.Found {
-		return
-	}
-	at := time.Now()
-	p.knownMoment = p.tick()
-	r, err := p.store.Read(p.ctx, p.storeKey(p.call.key))
-	if err != nil {
-		r = nil
-	}
-	p.known, p.knownAt = r, at
 }
 
 // errNoStamp: what was fetched can't be stored with its tags, as nobody knows

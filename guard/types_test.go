@@ -12,24 +12,24 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
-// sameReading answers each Read of the key with one reading, as a store does for
-// callers that share a batch.
-type sameReading struct {
-	cache.Store
-	reading *cache.Reading
-}
-
-func (s *sameReading) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	if s.reading == nil {
-		r, err := s.Store.Read(ctx, key)
-		if err != nil || !r.Found {
-			return r, err
+// sameReading answers each read of the key with one reading.
+func sameReading(s cache.Store) *tap.Store {
+	t := tap.New(s)
+	var first *store.Reading
+	t.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+		if first == nil && err == nil && r.Found {
+			first = r
 		}
-		s.reading = r
+		if first != nil {
+			return first, nil
+		}
+		return r, err
 	}
-	return s.reading, nil
+	return t
 }
 
 type apple struct{ Weight int }
@@ -58,11 +58,11 @@ func readings[V any](g *guard.Guard[V], key string) map[string]func(context.Cont
 
 func TestGuardsOfOneNameShareReadingsAcrossTypes(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		store := &sameReading{Store: w.open()}
-		apples, err := guard.New[apple](store, "g", policy())
+		s := sameReading(w.open())
+		apples, err := guard.New[apple](s, "g", policy())
 		must(w, err)
 		defer apples.Close()
-		pears, err := guard.New[pear](store, "g", policy())
+		pears, err := guard.New[pear](s, "g", policy())
 		must(w, err)
 		defer pears.Close()
 		must(w, apples.Set(w.Context(), "k", apple{7}))
@@ -84,12 +84,12 @@ func TestGuardsOfOneNameShareReadingsAcrossTypes(t *testing.T) {
 // What the second guard can't decode is a miss to it alone.
 func TestValueOfAnotherTypeIsFetchedAnew(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		store := &sameReading{Store: w.open()}
-		apples, err := guard.New[apple](store, "g", policy())
+		s := sameReading(w.open())
+		apples, err := guard.New[apple](s, "g", policy())
 		must(w, err)
 		defer apples.Close()
 		events := &recorder{}
-		numbers, err := guard.New[int](store, "g", policy(func(p *guard.Policy) { p.Observer = events }))
+		numbers, err := guard.New[int](s, "g", policy(func(p *guard.Policy) { p.Observer = events }))
 		must(w, err)
 		defer numbers.Close()
 		time.Sleep(time.Second)
@@ -113,8 +113,8 @@ func TestValueOfAnotherTypeIsFetchedAnew(t *testing.T) {
 }
 
 // opens opens a guard of some type, and closes it.
-func opens[V any](store cache.Store, change ...func(*guard.Policy)) error {
-	g, err := guard.New[V](store, "g", policy(change...))
+func opens[V any](s cache.Store, change ...func(*guard.Policy)) error {
+	g, err := guard.New[V](s, "g", policy(change...))
 	if err == nil {
 		err = g.Close()
 	}
@@ -164,8 +164,8 @@ func TestTypesThatCantBeStoredAreRefused(t *testing.T) {
 func TestNilStoresAndBudgetsAreRefused(t *testing.T) {
 	var memory *cache.Memory
 	var redis *cache.Redis
-	for want, store := range map[string]cache.Store{"nil store": nil, "nil *cache.Memory": memory, "nil *cache.Redis": redis} {
-		if err := opens[string](store); err == nil || !strings.Contains(err.Error(), want) {
+	for want, s := range map[string]cache.Store{"nil store": nil, "nil *cache.Memory": memory, "nil *cache.Redis": redis} {
+		if err := opens[string](s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error that says %q", err, want)
 		}
 	}
@@ -193,8 +193,8 @@ func calls(ctx context.Context, g *guard.Guard[string], fetch guard.FetchFunc[st
 	return map[string]func() error{
 		"Get":       func() error { _, err := g.Get(ctx, "k", fetch); return err },
 		"Load":      func() error { _, err := g.Load(ctx, "k", telling); return err },
-		"Refresh":   func() error { _, err := g.Refresh(ctx, "k", fetch); return err },
-		"Reload":    func() error { _, err := g.Reload(ctx, "k", telling); return err },
+		"Refresh":   func() error { _, err := g.Get(ctx, "k", fetch, guard.MaxAge(0)); return err },
+		"Reload":    func() error { _, err := g.Load(ctx, "k", telling, guard.MaxAge(0)); return err },
 		"GetMany":   func() error { _, err := g.GetMany(ctx, []string{"k"}, many); return err },
 		"Peek":      func() error { _, err := g.Peek(ctx, "k"); return err },
 		"Set":       func() error { return g.Set(ctx, "k", "v") },

@@ -54,7 +54,7 @@ func TestGrantWithoutAFetchForgivesNoDeaths(t *testing.T) {
 		}, false},
 		"Refresh, exhausted": {func(w *world, s cache.Store, p guard.Policy) {
 			p.Budget = drained{}
-			_, err := w.guard(s, p).Refresh(ctx, "k", never)
+			_, err := w.guard(s, p).Get(ctx, "k", never, guard.MaxAge(0))
 			isExhausted(w, err)
 		}, false},
 		"GetMany, exhausted": {func(w *world, s cache.Store, p guard.Policy) {

@@ -18,6 +18,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // pitfall 15
@@ -572,7 +574,7 @@ func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
 		}
 		synctest.Wait()
 		r, err = fleet[0].Load(context.Background(), "k", conditional)
-		if r.Value != "v1" || r.Source != guard.FromRedis || r.TTL != time.Second || err != nil {
+		if r.Value != "v1" || r.Source != guard.FromStore || r.TTL != time.Second || err != nil {
 			w.Errorf("renewed: %+v, %v", r, err)
 		}
 		_, err = fleet[0].Load(context.Background(), "other", func(_ context.Context, f *guard.Fill[string]) (string, error) {
@@ -627,25 +629,26 @@ func TestDeletedValueIsNotRenewedByWhoHasWaited(t *testing.T) {
 	})
 }
 
-// A raced store calls functions of the test before it passes on an ask for a lease,
+// A raced store calls functions of the test before it passes on a request for a lease,
 // which their error is the answer to, and after it has read.
 type raced struct {
-	cache.Store
 	acquire func() error
 	read    func()
 }
 
-func (s *raced) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	if err := s.acquire(); err != nil {
-		return cache.Answer{}, err
+func (r *raced) of(s cache.Store) *tap.Store {
+	t := tap.New(s)
+	t.OnAcquire = func([]store.Request) []store.Answer {
+		if err := r.acquire(); err != nil {
+			return []store.Answer{{Err: err}}
+		}
+		return nil
 	}
-	return s.Store.Acquire(ctx, key, ask)
-}
-
-func (s *raced) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	r, err := s.Store.Read(ctx, key)
-	s.read()
-	return r, err
+	t.OnRead = func(_ string, reading *store.Reading, err error) (*store.Reading, error) {
+		r.read()
+		return reading, err
+	}
+	return t
 }
 
 // Nor may one bring it back that was granted the lease after the Delete, of which no
@@ -663,14 +666,14 @@ func TestDeletedValueIsNotRenewedWheneverItWasRead(t *testing.T) {
 		{name: "deleted before the grant", p: stale},
 		{name: "deleted before the grant of a refresh", p: refreshed, renewed: true},
 		{name: "deleted when it was read for the last time", p: stale, reads: 2, renewed: true},
-		{name: "deleted, and Redis is away then", p: stale, away: cache.ErrUnavailable, renewed: true},
+		{name: "deleted, and Redis is away then", p: stale, away: store.ErrUnavailable, renewed: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
 				ctx := w.Context()
 				other := w.fleet(1, c.p)[0]
-				s := &raced{Store: w.open()}
-				g := w.guard(s, c.p)
+				s := &raced{}
+				g := w.guard(s.of(w.open()), c.p)
 				time.Sleep(time.Second)
 				load := func() string { return revalidated(w, g, "k") }
 				var reads, asks atomic.Int32
@@ -715,8 +718,8 @@ func TestDeletedValueIsNotRenewedWheneverItWasRead(t *testing.T) {
 func TestDeletedValueIsNotRenewedByAGet(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, time.Hour })
-		s := &raced{Store: w.open(), read: func() {}, acquire: func() error { return nil }}
-		g, other := w.guard(s, p), w.fleet(1, p)[0]
+		s := &raced{read: func() {}, acquire: func() error { return nil }}
+		g, other := w.guard(s.of(w.open()), p), w.fleet(1, p)[0]
 		good := func(context.Context) (string, error) { return "", guard.ErrNotModified }
 		must(w, other.Set(w.Context(), "k", "old"))
 		time.Sleep(2 * time.Second)
@@ -741,9 +744,9 @@ func TestClonedBytesAreTheCallersOwn(t *testing.T) {
 				ctx := context.Background()
 				want := bytes.Repeat([]byte("v"), size)
 				p := policy(func(p *guard.Policy) {
-					p.TTL, p.Stale, p.StaleIfError, p.Clone = time.Second, time.Minute, time.Hour, bytes.Clone
+					p.TTL, p.Stale, p.StaleIfError = time.Second, time.Minute, time.Hour
 				})
-				g, err := guard.New[[]byte](w.open(), "g", p)
+				g, err := guard.New(w.open(), "g", p, guard.Clone(bytes.Clone))
 				must(w, err)
 				defer g.Close()
 				time.Sleep(time.Second)
@@ -835,7 +838,7 @@ func TestResultTellsWhereTheValueComesFrom(t *testing.T) {
 		}
 		time.Sleep(4 * time.Second)
 		r, err := fleet[1].Load(context.Background(), "k", slow)
-		if r.Source != guard.FromRedis || r.Age != 4*time.Second || r.TTL != 6*time.Second || err != nil {
+		if r.Source != guard.FromStore || r.Age != 4*time.Second || r.TTL != 6*time.Second || err != nil {
 			w.Errorf("%+v, %v", r, err)
 		}
 	})
@@ -845,7 +848,7 @@ func TestResultTellsWhereTheValueComesFrom(t *testing.T) {
 // off serves and fetches like any other. In a bubble there is one clock; what can
 // be shown is that nothing in an entry is a point in time.
 func TestEntriesHoldNoPointInTime(t *testing.T) {
-	e := cache.Entry{Version: cache.NewMinter().Token(), Kind: cache.Value, TTL: time.Minute, FreshFor: time.Second, Took: time.Millisecond}
+	e := store.Entry{Version: store.NewMinter().Token(), Kind: store.Value, TTL: time.Minute, FreshFor: time.Second, Took: time.Millisecond}
 	first := e.Encode()
 	time.Sleep(2 * time.Millisecond)
 	if !bytes.Equal(first, e.Encode()) {
@@ -859,11 +862,14 @@ func TestForeignBytesAreAMissAndAreOverwritten(t *testing.T) {
 		events := &recorder{}
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Observer = events }))
 		rng := rand.New(rand.NewPCG(1, 2))
-		good := (&cache.Entry{Version: cache.NewMinter().Token(), Kind: cache.Value, TTL: time.Minute, FreshFor: time.Minute, Payload: []byte("x")}).Encode()
+		good := (&store.Entry{
+			Version: store.NewMinter().Token(), Kind: store.Value, TTL: time.Minute, FreshFor: time.Minute,
+			Written: store.Instant(time.Now().UnixMicro()), Payload: []byte("x"),
+		}).Encode()
 		other := append([]byte{}, good...)
 		other[18] = 200 // a codec nobody here has
 		future := append([]byte{}, good...)
-		future[16] = 2
+		future[16] = 3
 		foreign := [][]byte{{}, []byte("hello"), good[:31], other, future, bytes.Repeat([]byte{0xff}, 1000)}
 		for range 50 {
 			b := make([]byte, 1+rng.IntN(80))

@@ -112,7 +112,7 @@ func (m *Middleware) changeIndex(ctx context.Context, pageKey, gen string, chang
 	// Changes at the same time share a fetch, which is one of them: the others take
 	// their turns.
 	for range m.opts.MaxVariants + maxRounds {
-		res, err := m.guard.Reload(ctx, pageKey, fetch)
+		res, err := m.guard.Load(ctx, pageKey, fetch, guard.MaxAge(0))
 		switch {
 		case err != nil && (begun.Load() || !errors.Is(err, errIndexGone)):
 			return nil, err

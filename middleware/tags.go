@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-
-	"github.com/stampedeguard/stampede/cache"
 )
 
 // PurgeTag forgets all responses that carry one of the tags
@@ -69,11 +67,15 @@ func updated(stored, by304 http.Header) http.Header {
 	return h
 }
 
-const maxTagSize = 256 // the guard's
+// As package guard bounds them.
+const (
+	maxTags    = 16
+	maxTagSize = 256
+)
 
 // mayCarry reports whether a response can be stored with the tags: without one of
 // them it would outlive its purge.
 func (m *Middleware) mayCarry(tags []string) bool {
-	return len(tags) <= cache.MaxTags-m.ownTags &&
+	return len(tags) <= maxTags-m.ownTags &&
 		!slices.ContainsFunc(tags, func(tag string) bool { return len(tag) > maxTagSize })
 }

@@ -109,7 +109,7 @@ func (c *child) open() error {
 	for _, k := range kinds {
 		policy := withTimes(k.policy)
 		policy.Observer = c
-		if c.guards[k.name], err = guard.New[string](noting{c.store}, k.name, policy); err != nil {
+		if c.guards[k.name], err = guard.New(noting{c.store.Unwrap()}, k.name, policy, k.opts...); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,160 @@
+package guard
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// A Turn is the right to fetch one key, for a caller that fetches in steps of its own
+// instead of in a function: one that streams what it fetches, say. [Guard.Begin] returns
+// it. It ends with the first call of Store, Fail or Release, at [Policy.FetchTimeout],
+// or with [Guard.Close]; until then the other callers of the key wait, in the whole
+// fleet. It is safe for concurrent use.
+type Turn[V any] struct {
+	// Fill is what the caller is told, and what it says of its value before Store. It is
+	// the caller's.
+	Fill *Fill[V]
+
+	t *openTurn
+}
+
+// Context has the values of the context given to Begin and not its cancellation. It
+// ends with the turn, or when no caller can use the result any more.
+func (t *Turn[V]) Context() context.Context { return t.t.ctx }
+
+// Alone reports whether the value is for this caller only: the key's values are
+// private, and its other callers have turns of their own.
+func (t *Turn[V]) Alone() bool { return t.t.turn == nil }
+
+// Background reports whether the turn refreshes a value that is served meanwhile.
+func (t *Turn[V]) Background() bool { return t.t.turn != nil && t.t.part.Background() }
+
+// Wanted reports whether a caller waits for the turn.
+func (t *Turn[V]) Wanted() bool { return t.t.turn != nil && !t.t.part.Deserted() }
+
+// Store ends the turn with a value, on the terms that the turn's Fill states. It reports
+// whether the value was stored: not if the lease is gone, if the value is private, or if
+// there is no store.
+func (t *Turn[V]) Store(value V) bool { return t.end(&value, nil) }
+
+// Fail ends the turn as a fetch does that returns err, which is not nil: ErrNotFound,
+// ErrNotModified and RetryAfter mean the same.
+func (t *Turn[V]) Fail(err error) { t.end(nil, err) }
+
+// Release ends the turn without an outcome. Another caller fetches, if one waits.
+func (t *Turn[V]) Release() { t.t.release() }
+
+func (t *Turn[V]) end(value *V, err error) bool {
+	return t.t.end(func(r *fill) {
+		t.Fill.into(r)
+		if r.err = err; err == nil {
+			r.value = value
+			t.t.e.complete(r)
+		}
+	})
+}
+
+func turnOf[V any](t *openTurn) *Turn[V] { return &Turn[V]{fillOf[V](t.fill), t} }
+
+// An openTurn is a Turn without its type.
+type openTurn struct {
+	e     *engine
+	part  *part // nil: it is for one caller alone
+	turn  *turn // nil: as part
+	fill  *fill
+	ctx   context.Context
+	began time.Time
+	frame *frame
+	x     Expense // nil: there is no budget
+
+	mu     sync.Mutex
+	cancel context.CancelCauseFunc
+	ended  bool
+}
+
+// openTurn starts a turn that its caller ends.
+func (e *engine) openTurn(ctx context.Context, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
+	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
+	timeout := &timedOut{e, r.key, 1}
+	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
+	ctx, o.frame = enter(ctx, e, keys)
+	o.ctx, o.cancel = context.WithCancelCause(ctx)
+	e.reportStart([]*fill{r})
+	context.AfterFunc(o.ctx, func() {
+		stop()
+		o.end(func(r *fill) { r.err = context.Cause(o.ctx) })
+	})
+	return o
+}
+
+// end ends the turn with what answer notes in its fill. The first call counts. It
+// reports whether the value was stored.
+func (o *openTurn) end(answer func(*fill)) bool {
+	o.mu.Lock()
+	ended := o.ended
+	o.ended = true
+	o.mu.Unlock()
+	if ended {
+		return false
+	}
+	answer(o.fill)
+	o.frame.ended.Store(true)
+	if o.x != nil {
+		o.x.Settle(o.fill.cost)
+	}
+	o.e.reportEnd([]*fill{o.fill}, time.Since(o.began))
+	defer o.cancel(nil)
+	if o.turn == nil {
+		return false
+	}
+	o.part.l.protect(func() { o.part.conclude([]*turn{o.turn}, []*fill{o.fill}) })
+	return o.turn.f.out.stored
+}
+
+// release ends the turn without an outcome.
+func (o *openTurn) release() { o.end(func(r *fill) { r.err = errNotWanted }) }
+
+// An offer hands a turn to the caller that is to fetch, unless it has left.
+type offer struct {
+	mu   sync.Mutex
+	left bool
+	turn chan *openTurn // holds one
+}
+
+func newOffer() *offer { return &offer{turn: make(chan *openTurn, 1)} }
+
+// give reports whether the caller takes the turn.
+func (o *offer) give(t *openTurn) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.left {
+		o.turn <- t
+	}
+	return !o.left
+}
+
+// leave is called by a caller that stops waiting. It returns a turn that was given
+// meanwhile.
+func (o *offer) leave() *openTurn {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.left = true
+	select {
+	case t := <-o.turn:
+		return t
+	default:
+		return nil
+	}
+}
+
+// hand gives a turn to the caller that is to fetch and waits for its end.
+func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
+	o := l.e.openTurn(p.ctx, p, t, r, &p.keys, paid.expense)
+	if l.refresh != nil {
+		l.refresh(o)
+	} else if !l.offer.give(o) {
+		o.release()
+	}
+	<-t.f.settled
+}

@@ -1,0 +1,494 @@
+package guard
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// A call is one call of Get, Load, GetMany or LoadMany: its caller waits in it until
+// each key has an outcome. One goroutine uses it.
+type call struct {
+	e         *engine
+	ctx       context.Context
+	fetch     fetchFunc
+	told      bool            // the fetch is told the last value
+	maxAge    time.Duration   // of a stored entry that the caller accepts; anyAge: whatever the policy does
+	steps     bool            // instead of fetch: the caller fetches by itself, with a turn
+	refreshed func(*openTurn) // instead of fetch: refreshes in the background; nil: there are none
+
+	number   uint64 // sequence number, drawn when it is first needed
+	wait     timer  // WaitTimeout
+	soft     timer  // SoftTimeout
+	waitOver bool
+	softOver bool
+}
+
+// anyAge is the maxAge of a call that leaves the age to the policy.
+const anyAge = -1
+
+// A want is one key of a call.
+type want struct {
+	key    string
+	rd     *read   // the last read by this call; nil: none
+	lookup *lookup // to be left once the call has joined a flight; nil: none
+	ticket ticket  // of the first round: a later one may accept an outcome that rests on a command as old
+	out    *outcome
+
+	f       *flight
+	result  <-chan singleflight.Result
+	first   bool
+	offer   *offer // of a turn, to a call that fetches in steps; nil: none
+	offered bool   // the stale value was considered at SoftTimeout
+}
+
+// resolve takes each key that was looked at and could not be served to its outcome.
+func (c *call) resolve(all []*want) {
+	c.wait = newTimer(c.e.policy.WaitTimeout)
+	defer c.wait.stop()
+	if d := c.e.policy.SoftTimeout; d > 0 && c.kind() == foreground {
+		c.soft = newTimer(d)
+		defer c.soft.stop()
+	}
+	left := which(all, fetch, fetchLocal, fetchAlone)
+	for round := 0; len(left) > 0; round++ {
+		if round > 0 {
+			c.readAgain(left)
+		}
+		left = c.round(left)
+		if c.waitOver && !slices.ContainsFunc(left, func(w *want) bool { return !w.owned() }) {
+			// Only fetches of this call's own have taken so long.
+			c.wait = newTimer(c.e.policy.WaitTimeout)
+			c.waitOver = false
+		}
+	}
+	for _, w := range all {
+		c.leaveLookup(w)
+	}
+	c.mask(all)
+	c.fetchInstead(all)
+	c.finish(all)
+}
+
+func (c *call) leaveLookup(w *want) {
+	if w.lookup != nil {
+		c.e.lookups.leave(w.lookup)
+		w.lookup = nil
+	}
+}
+
+func (c *call) kind() flightKind { return kindFor(c.maxAge) }
+
+// kindFor is the kind of flights that a caller joins.
+func kindFor(maxAge time.Duration) flightKind {
+	if maxAge != anyAge {
+		return forced
+	}
+	return foreground
+}
+
+// readAgain reads and judges the keys that have to retry.
+func (c *call) readAgain(ws []*want) {
+	c.read(ws)
+	for _, w := range ws {
+		c.e.judgeFor(c.ctx, c.maxAge, w)
+	}
+}
+
+// read reads the keys, whatever was read before.
+func (c *call) read(ws []*want) {
+	switch len(ws) {
+	case 0:
+	case 1:
+		ws[0].rd = c.e.lookups.read(c.ctx, ws[0].key)
+	default:
+		keys := make([]string, len(ws))
+		for i, w := range ws {
+			keys[i] = w.key
+		}
+		at := time.Now()
+		c.e.readMany(c.ctx, keys, func(i int, r *store.Reading, err error) { ws[i].rd = keep(r, err, at) })
+	}
+}
+
+// round brings the keys on by one round and returns those that need another.
+func (c *call) round(ws []*want) []*want {
+	if ws := c.outside(which(ws, fetch)); len(ws) > 0 {
+		if c.number == 0 {
+			c.number = c.e.sequence.Add(1)
+		}
+		c.share(c.kind(), ws, c.number)
+	}
+	if ws := c.outside(which(ws, fetchLocal)); len(ws) > 0 {
+		// A fetch of this process that started after the caller came will do. Nothing is
+		// read in between, as the value would not be stored.
+		for number := c.e.sequence.Add(1); len(ws) > 0; ws = which(ws, fetch) {
+			c.share(local, ws, number)
+		}
+	}
+	c.fetchAlone(c.outside(which(ws, fetchAlone)))
+	return which(ws, fetch)
+}
+
+// which are the keys with one of the actions next.
+func which(ws []*want, next ...action) (some []*want) {
+	for _, w := range ws {
+		if slices.Contains(next, w.out.then) {
+			some = append(some, w)
+		}
+	}
+	return some
+}
+
+// outside returns the keys that can be waited for. A fetch that asks for its own key
+// is told so instead.
+func (c *call) outside(ws []*want) []*want {
+	return slices.DeleteFunc(ws, func(w *want) bool {
+		if !within(c.ctx, c.e, w.key) {
+			return false
+		}
+		w.out = reentrant(c.e, w.key)
+		return true
+	})
+}
+
+// share waits for the flights of the keys, as the first caller of those that have
+// none.
+func (c *call) share(kind flightKind, ws []*want, number uint64) {
+	l := c.newLeader(kind)
+	solo := len(ws) == 1
+	if c.steps {
+		ws[0].offer = newOffer()
+		l.offer = ws[0].offer
+	}
+	for _, w := range ws {
+		w.f, w.result, w.first = c.e.flights.join(kind, w.key, number, func() *flight {
+			f := l.open(kind, w.key, number, w.rd)
+			if f.solo = solo; !solo {
+				f.next = make(chan store.Answer, 1)
+			}
+			return f
+		})
+		c.leaveLookup(w)
+	}
+	joined, done := c.enterWaits(ws, number)
+	defer done()
+	if !solo {
+		l.start()
+	}
+	for i, w := range joined {
+		w.out = c.await(kind, w, joined[i:], number)
+		c.e.flights.leave(w.f, number)
+	}
+	for _, w := range ws {
+		if w.offer == nil || w.out.turn != nil {
+			continue
+		}
+		if t := w.offer.leave(); t != nil { // given at this very moment
+			t.release()
+		}
+	}
+}
+
+// enterWaits returns the keys whose flights can be waited for. To wait for one that waits
+// for the fetch that this call is made from would have no end.
+func (c *call) enterWaits(ws []*want, number uint64) (joined []*want, done func()) {
+	inner := frameOf(c.ctx)
+	for _, w := range ws {
+		switch {
+		case w.f == nil:
+			w.out = closedOutcome()
+		case inner != nil && !inner.await(w.f):
+			w.out = deadlocked(c.e, w.key)
+			c.e.flights.leave(w.f, number)
+		default:
+			joined = append(joined, w)
+		}
+	}
+	return joined, func() {
+		if inner == nil {
+			return
+		}
+		for _, w := range joined {
+			inner.done(w.f)
+		}
+	}
+}
+
+// await waits for one flight until there is an outcome that the caller may have. rest
+// are the keys that are still waited for: all are needed in the end, so the time spent
+// here counts for each.
+func (c *call) await(kind flightKind, w *want, rest []*want, number uint64) *outcome {
+	e := c.e
+	var moved <-chan struct{} = w.f.moved
+	var turn <-chan *openTurn
+	if w.offer != nil {
+		turn = w.offer.turn
+	}
+	for {
+		select {
+		case res := <-w.result:
+			return w.take(res, number)
+		default:
+		}
+		if c.softOver && kind == foreground && !w.offered {
+			w.offered = true
+			w.rd = w.f.borrow(number, w.rd)
+			if o := c.maskOne(w, &outcome{err: errSoftTimeout}); o.err == nil {
+				return o
+			}
+		}
+		if c.waitOver && w.mayLeave() {
+			return c.waitedTooLong(w.key)
+		}
+		select {
+		case res := <-w.result:
+			return w.take(res, number)
+		case <-moved:
+			var o *outcome
+			if o, moved = e.flights.afterMove(w.f, number); o != nil {
+				return o
+			}
+		case t := <-turn:
+			return &outcome{turn: t, source: Fetched}
+		case <-c.ctx.Done():
+			return &outcome{err: context.Cause(c.ctx)}
+		case <-c.soft.over():
+			c.soft.stop()
+			c.softOver = true
+			if len(rest) > 1 {
+				c.read(unread(rest))
+			}
+		case <-c.wait.over():
+			c.wait.stop()
+			c.waitOver = true
+		}
+	}
+}
+
+// take is the outcome that a flight's result holds for this caller.
+func (w *want) take(res singleflight.Result, number uint64) *outcome {
+	w.rd = w.f.borrow(number, w.rd)
+	return res.Val.(*outcome).forCaller(number, w.first)
+}
+
+// owned reports whether the call waits for its own fetch, which has a bound of its own,
+// or is about to make it.
+func (w *want) owned() bool {
+	return w.first && w.f != nil && (w.f.kind == local || w.f.runner.Load() == flightRuns)
+}
+
+// mayLeave reports whether the call may stop waiting after WaitTimeout: not for its own
+// fetch. Under StaleOrFetch it takes its fetch along.
+func (w *want) mayLeave() bool {
+	if !w.first || w.f.kind == local || w.f.e.policy.OnWaitTimeout != StaleOrFetch {
+		return !w.owned()
+	}
+	return w.f.runner.CompareAndSwap(noRunner, callerRuns)
+}
+
+func unread(ws []*want) (some []*want) {
+	for _, w := range ws {
+		if w.rd == nil {
+			some = append(some, w)
+		}
+	}
+	return some
+}
+
+// waitedTooLong is the outcome for a caller that has waited for WaitTimeout.
+func (c *call) waitedTooLong(key string) *outcome {
+	return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, c.e.policy.WaitTimeout, c.e.events.quote(key)), own: true}
+}
+
+// fetchAlone fetches for this caller alone, on its own context, keys whose values may
+// not be shared. Nothing is stored.
+func (c *call) fetchAlone(ws []*want) {
+	c.fetchOwn(ws, Fetched, func(w *want, r *fill) {
+		r.private, r.ttl = true, 0
+		if w.out.entry != nil {
+			r.ttl = w.out.entry.Left // of the marker; a wake-up tells nothing of it
+		}
+	})
+}
+
+// fetchInstead is StaleOrFetch: all keys that were waited for too long share a slot.
+func (c *call) fetchInstead(all []*want) {
+	e := c.e
+	if e.policy.OnWaitTimeout != StaleOrFetch {
+		return
+	}
+	late := slices.DeleteFunc(slices.Clone(all), func(w *want) bool { return !w.out.late() })
+	if len(late) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, e.policy.WaitTimeout)
+	defer cancel()
+	leave := e.waitForSlot(ctx, nil)
+	if leave == nil {
+		for _, w := range late {
+			w.out = cmp.Or(e.endedFor(c.ctx, nil), w.out)
+		}
+		return
+	}
+	defer leave()
+	for _, w := range late {
+		e.events.report(cache.Unguarded, Event{Key: w.key, Err: w.out.err})
+	}
+	own := *c
+	own.ctx = context.WithValue(c.ctx, slotKey{}, e)
+	own.fetchOwn(late, UnguardedFetch, func(_ *want, r *fill) { r.private = true })
+}
+
+// fetchOwn fetches on the call's own context, MaxBatch keys at once.
+func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
+	e := c.e
+	index := map[string]int{}
+	for i, w := range ws {
+		index[w.key] = i / e.policy.MaxBatch
+	}
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(e.ctx, func() { cancel(ErrClosed) })()
+	for n := 0; len(ws) > 0; n++ {
+		some := ws[:min(len(ws), e.policy.MaxBatch)]
+		if o := e.endedFor(c.ctx, nil); o != nil { // else all parts that are left would run at once
+			for _, w := range ws {
+				w.out = o
+			}
+			return
+		}
+		ws = ws[len(some):]
+		fills := make([]*fill, len(some))
+		for i, w := range some {
+			fills[i] = e.newFill(w.key)
+			fills[i].token = randomToken()
+			preset(w, fills[i])
+		}
+		paid, err := e.payAlone(ctx, some[0].key)
+		switch {
+		case err != nil:
+			fills = e.givenUp(fills, err)
+		case c.steps:
+			fills[0].cost = paid.cost
+			some[0].out = &outcome{turn: e.openTurn(c.ctx, nil, nil, fills[0], &fetchKeys{fetch: index, now: n}, paid.expense), source: source}
+			continue
+		default:
+			fills[0].cost = paid.cost
+			fills = e.runFetch(ctx, c.fetch, fills, &fetchKeys{fetch: index, now: n}, paid.expense)
+		}
+		for i, r := range fills {
+			some[i].out = &outcome{value: r.value, err: r.err, source: source}
+			if r.err != nil {
+				some[i].out = cmp.Or(e.endedFor(c.ctx, nil), some[i].out)
+			}
+		}
+	}
+}
+
+// mask serves stale values instead of errors, where the policy allows it.
+func (c *call) mask(all []*want) {
+	if c.kind() == forced {
+		return
+	}
+	e := c.e
+	failed := slices.DeleteFunc(slices.Clone(all), func(w *want) bool { return w.out.err == nil })
+	if len(failed) > 1 {
+		maskable := slices.DeleteFunc(unread(failed), func(w *want) bool { return !e.maskable(w.out) })
+		if e.policy.StaleIfError > 0 && c.ctx.Err() == nil {
+			c.read(maskable)
+		}
+	}
+	for _, w := range failed {
+		w.out = c.maskOne(w, w.out)
+	}
+}
+
+// finish counts the outcomes, keeps values near, and starts the refreshes.
+func (c *call) finish(all []*want) {
+	e := c.e
+	var stale []*want
+	ended := c.ctx.Err() != nil
+	for _, w := range all {
+		e.events.served(w.out, ended)
+		if w.out.turn != nil {
+			continue
+		}
+		if w.out.refresh != nil {
+			e.reportStale(w.key, w.out)
+			stale = append(stale, w)
+		}
+		e.keepNear(w.key, w.ticket, w.out)
+	}
+	c.refresh(stale)
+}
+
+// refresh starts a background flight for each key that has none.
+func (c *call) refresh(ws []*want) {
+	e := c.e
+	if len(ws) == 0 || c.steps && c.refreshed == nil || e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
+		return // or each stale hit would ask for a lease to be told so
+	}
+	ws = slices.DeleteFunc(ws, func(w *want) bool { return e.flights.has(background, w.key) })
+	l := c.newLeader(background)
+	l.refresh = c.refreshed
+	solo := len(ws) == 1
+	var joined []*flight
+	for _, w := range ws {
+		f, _, first := e.flights.join(background, w.key, 0, func() *flight {
+			f := l.open(background, w.key, 0, w.out.refresh)
+			if f.solo = solo; !solo {
+				f.next = make(chan store.Answer, 1)
+			}
+			return f
+		})
+		if first {
+			e.events.refreshes.Add(1)
+		}
+		if f != nil {
+			joined = append(joined, f)
+		}
+	}
+	if !solo {
+		l.start()
+	}
+	for _, f := range joined {
+		e.flights.leave(f, 0)
+	}
+}
+
+// errSoftTimeout is never returned: it is masked, or the wait goes on.
+var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftTimeout")
+
+// A timer is one that is made when it is first waited for. The zero timer never ends.
+type timer struct {
+	end   time.Time
+	timer *time.Timer
+}
+
+func newTimer(d time.Duration) timer { return timer{end: time.Now().Add(d)} }
+
+func (t *timer) over() <-chan time.Time {
+	if t.end.IsZero() {
+		return nil
+	}
+	if t.timer == nil {
+		t.timer = time.NewTimer(time.Until(t.end))
+	}
+	return t.timer.C
+}
+
+func (t *timer) stop() {
+	t.end = time.Time{}
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+}

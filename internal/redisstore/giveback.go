@@ -1,0 +1,227 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// failureKept is how long Redis keeps why a fetch failed, for a waiter that missed the
+// wake-up: longer than any waiter's poll.
+const failureKept = 5 * time.Second
+
+// Return implements [store.Store]: one pipeline on each node for every 2000 leases, or
+// every 4 MiB of entries. It sends again only what was certainly not carried out. Leases
+// that Redis does not answer for are given back again in the background.
+func (s *Store) Return(ctx context.Context, returns []store.Return) []store.Returned {
+	start := time.Now()
+	ttls := make([]time.Duration, len(returns))
+	for i := range returns {
+		ttls[i] = s.ledger.give(returns[i].Lease.Token)
+	}
+	all := s.giveBack(ctx, returns)
+	for i := range all {
+		s.gaveBack(&returns[i], all[i].Err, start, ttls[i])
+	}
+	return all
+}
+
+// giveBack ties the entries and sends the scripts of the leases. It does not look at what
+// the ledger says of them.
+func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Returned {
+	all := make([]store.Returned, len(returns))
+	sent := slices.Clone(returns)
+	invs := make([]invocation, len(returns))
+	entries := make([]*store.Entry, len(returns))
+	for i := range returns {
+		entries[i] = returns[i].Entry
+	}
+	refused := s.tie(ctx, entries)
+	names := make([]string, 0, len(returns))
+	places := make([]int, 0, len(returns))
+	for i := range returns {
+		switch {
+		case s.closing.Load() && !returns[i].Releases():
+			all[i].Err = store.ErrClosed // Close releases it
+			continue
+		case s.isUnanswered(refused[i]):
+			continue // it is tied again later
+		case refused[i] != nil:
+			sent[i] = store.Return{Lease: returns[i].Lease}
+		}
+		invs[i] = s.returning(&sent[i])
+		names, places = append(names, invs[i].key()), append(places, i)
+	}
+	size := func(j int) int { return invs[places[j]].size() }
+	xs := s.exchange(ctx, names, size, func(j int, err error) { all[places[j]].Err = err }, func(n *node, some []int) (*queue, *request) {
+		batch := make([]invocation, len(some))
+		for k, j := range some {
+			batch[k] = invs[places[j]]
+		}
+		return n.scripts, scriptRequest(func(late []reply) {
+			for k, j := range some {
+				if late[k].err == nil {
+					s.ledger.forget(returns[places[j]].Lease.Token)
+				}
+			}
+		}, batch...)
+	})
+	for _, x := range xs {
+		fate, err := x.n.await(ctx, x.r)
+		for k, j := range x.places {
+			i := places[j]
+			if fate != gotAnswer || err != nil {
+				all[i].Err = err
+				continue
+			}
+			answer := s.settled(ctx, x.n, invs[i], x.r.scripts.replies[k], nil)
+			err := x.n.classify("giving back", answer.err)
+			all[i] = store.Returned{OK: err == nil && (sent[i].Releases() || answer.value == int64(1)), Err: err}
+		}
+	}
+	for i, err := range refused {
+		if err == nil {
+			continue
+		}
+		if all[i].OK { // it was released instead
+			s.ledger.forget(returns[i].Lease.Token)
+		}
+		all[i] = store.Returned{Err: err}
+	}
+	return all
+}
+
+// gaveBack takes in what became of an attempt to give a lease back. If Redis has not
+// answered, others follow.
+func (s *Store) gaveBack(r *store.Return, err error, start time.Time, ttl time.Duration) {
+	switch {
+	case errors.Is(err, store.ErrClosed): // Close releases it
+	case err == nil, errors.Is(err, store.ErrRefused) && !r.Releases():
+		s.ledger.forget(r.Lease.Token)
+	case s.isUnanswered(err) && ttl > 0:
+		later := *r
+		if !s.spawn(func() { s.giveBackLater(&later, start, ttl) }) {
+			s.ledger.leave(r.Lease.Token)
+		}
+	default:
+		s.ledger.leave(r.Lease.Token)
+	}
+}
+
+// isUnanswered reports whether an error says that no answer came, and the store is open.
+func (s *Store) isUnanswered(err error) bool {
+	return errors.Is(err, store.ErrUnavailable) && !s.closing.Load()
+}
+
+// A lease is given back again after these times, each twice the one before.
+const (
+	firstAgain = 50 * time.Millisecond
+	lastAgain  = 500 * time.Millisecond
+)
+
+// giveBackLater gives a lease back again until Redis answers, for as long as the lease
+// may live: ttl from the start of the first attempt. Waiters in other processes wait for
+// that lease meanwhile. Each attempt compares the token, so it does no harm if an earlier
+// one was carried out. It ends with the store.
+func (s *Store) giveBackLater(r *store.Return, start time.Time, ttl time.Duration) {
+	token := r.Lease.Token
+	for wait := firstAgain; sleep(s.ctx, wait) == nil; wait = min(2*wait, lastAgain) {
+		late := time.Since(start)
+		switch {
+		case !s.ledger.gives(token):
+			return // Redis has answered after all, or Close has released it
+		case late >= ttl || s.closing.Load():
+			s.ledger.leave(token)
+			return
+		}
+		again := after(r, late)
+		if err := s.giveBack(s.ctx, []store.Return{*again})[0].Err; !s.isUnanswered(err) {
+			s.gaveBack(again, err, start, 0)
+			return
+		}
+	}
+}
+
+// after is a return when it is late. An entry is fresh, and kept, for so much less. An
+// entry that would have expired is not stored.
+func after(r *store.Return, late time.Duration) *store.Return {
+	if r.Entry == nil {
+		return r
+	}
+	aged := *r.Entry
+	if aged.TTL -= late; aged.TTL < time.Millisecond {
+		return &store.Return{Lease: r.Lease}
+	}
+	if aged.FreshFor > 0 {
+		aged.FreshFor = max(aged.FreshFor-late, time.Millisecond)
+	}
+	return &store.Return{Lease: r.Lease, Entry: &aged}
+}
+
+// returning is one fill, fail or release.
+func (s *Store) returning(r *store.Return) invocation {
+	l := r.Lease
+	names, _ := l.Names.(*nameWords)
+	if names == nil {
+		names = s.names.words(l.Key)
+	}
+	switch {
+	case r.Entry != nil:
+		r.Entry.Version = l.Token
+		wake := store.Message{Signal: store.Filled, Token: l.Token}
+		bytes := r.Entry.Encode()
+		return fillScript.invoke(5,
+			names.entry, names.lease, names.tries, names.pause, names.failures,
+			l.Token[:], bytes, ttlArg(r.Entry.TTL), names.wake, wake.Encode(), rides(bytes), s.publish())
+	case r.Failed:
+		wake := store.Message{Signal: store.FailedSignal, Token: l.Token}
+		pause := r.Pause
+		if pause > 0 {
+			pause = max(pause, time.Millisecond)
+		}
+		return failScript.invoke(5,
+			names.lease, names.tries, names.pause, names.failed(l.Token), names.failures,
+			l.Token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish(), flag(r.Declined))
+	}
+	return s.releasing(names, l.Token)
+}
+
+func (s *Store) releasing(names *nameWords, token store.Token) invocation {
+	wake := store.Message{Signal: store.Released, Token: token}
+	return releaseScript.invoke(2, names.lease, names.tries, token[:], names.wake, wake.Encode(), s.publish())
+}
+
+// ttlArg keeps an expiry positive: Redis refuses zero.
+func ttlArg(d time.Duration) int64 { return max(1, d.Milliseconds()) }
+
+// rides reports whether an entry rides in its wake-up, as an argument.
+func rides(entry []byte) int { return flag(len(entry) <= store.MaxMessageBody) }
+
+func flag(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// releaseAll gives tokens back that may be leases.
+func (s *Store) releaseAll(tokens []owned) error {
+	calls := make([]invocation, len(tokens))
+	for i, o := range tokens {
+		s.ledger.give(o.token)
+		calls[i] = s.releasing(s.names.words(o.key), o.token)
+	}
+	var errs []error
+	for i, a := range s.runAll(context.Background(), "release", calls) {
+		if a.err != nil {
+			errs = append(errs, a.err)
+			s.ledger.leave(tokens[i].token)
+			continue
+		}
+		s.ledger.forget(tokens[i].token)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,124 @@
+-- acquire: ask for the right to fetch a key.
+--
+-- KEYS  1 entry  2 lease  3 tries  4 pause  5 failed:<last-held>  6 failures
+-- ARGV  1 token                 a new one for each call, 16 bytes
+--       2 lease TTL             ms
+--       3 seen                  first bytes of the entry as read, 16 at most; empty: none
+--       4 last-held             token of the last answer "held"; empty: none
+--       5 suspect               holder that looked unwatched a while ago; empty: none
+--       6 over                  own token whose grant was never answered; empty: none
+--       7 max attempts          0: no limit
+--       8 window                ms an attempt is remembered
+--       9 own channel           which the caller's process is subscribed to: it ends in
+--                               the process, in 16 hexadecimal digits
+--      10 liveness              1, or 0 where processes can't be watched
+--
+-- Replies
+--   {"entry", bytes, s, us}         an entry is stored that the caller has not seen;
+--                                   and TIME, by which its age is known
+--   {"failed", failure}             the fetch of last-held failed
+--   {"paused", failure, pttl}       nobody may fetch yet
+--   {"unsubscribed"}                the caller's own process isn't watched on this node
+--   {"held", token, pttl, u}        u: 1 if it was watched when granted and isn't now
+--   {"quarantined", pttl}           too many holders died
+--   {"granted", taken over, tries, failures}
+--                                   taken over: 1 if the holder before had died;
+--                                   failures: those in a row that asked for a pause
+
+local token, seen, suspect, over = ARGV[1], ARGV[3], ARGV[5], ARGV[6]
+
+-- The channel that the process of a token is subscribed to.
+local function channel(of)
+  return ARGV[9]:sub(1, -17) .. string.format('%02x%02x%02x%02x%02x%02x%02x%02x', of:byte(1, 8))
+end
+
+-- Is nobody subscribed to the channel that is the nth of a reply? Where that
+-- can't be asked, everybody counts as watched: a holder is never declared dead by
+-- an ACL.
+local function nobody(reply, nth) return reply.err == nil and reply[2 * nth] == 0 end
+
+-- Who has met nothing before will most often find that there is nothing at all,
+-- which takes one look instead of five. Where EXISTS is denied, so be it.
+local nothing = seen == '' and ARGV[4] == '' and
+  redis.pcall('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]) == 0
+local function get(key) return not nothing and redis.call('GET', key) end
+
+local lease = get(KEYS[2])
+if lease and #lease ~= 17 then lease = false end -- foreign bytes are nobody's lease
+
+-- Whatever stores an entry or a failure ends the lease: while it is the one that
+-- was last answered "held", there is none that this caller has not seen.
+if not nothing and (not lease or lease:sub(1, 16) ~= ARGV[4]) then
+  -- A key of a foreign type has no first bytes: it counts as no entry, and the
+  -- fill's SET replaces it.
+  local head = redis.pcall('GETRANGE', KEYS[1], 0, 15)
+  if type(head) == 'string' and head ~= '' and head ~= seen then
+    local now = redis.call('TIME')
+    return {'entry', redis.call('GET', KEYS[1]), now[1], now[2]}
+  end
+  if ARGV[4] ~= '' then
+    local failure = redis.call('GET', KEYS[5])
+    if failure then return {'failed', failure} end
+  end
+  local pause = redis.call('GET', KEYS[4])
+  if pause then
+    local left = redis.call('PTTL', KEYS[4])
+    if left ~= -1 then return {'paused', pause, left} end -- one without an end is foreign
+  end
+end
+
+-- The caller and the holder are looked after in one command.
+local liveness, abandoned = ARGV[10] == '1', false
+if liveness then
+  local reply
+  if lease and lease:sub(17, 17) == '1' then
+    reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9], channel(lease))
+    abandoned = nobody(reply, 2)
+  else
+    reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9])
+  end
+  if nobody(reply, 1) then return {'unsubscribed'} end
+end
+
+local takenover = 0
+if lease then
+  local holder = lease:sub(1, 16)
+  if holder == suspect and abandoned then
+    takenover = 1
+  elseif holder ~= over then
+    local left = redis.call('PTTL', KEYS[2])
+    if left == -1 then -- somebody removed the expiry
+      left = tonumber(ARGV[2])
+      redis.call('PEXPIRE', KEYS[2], left)
+    end
+    return {'held', holder, left, abandoned and 1 or 0}
+  end
+end
+
+-- Deaths are counted by process: one death can leave two tokens.
+local limit, tries = tonumber(ARGV[7]), nothing and 0 or redis.call('SCARD', KEYS[3])
+if limit > 0 and liveness and tries >= limit then
+  local dead, known = 0, {}
+  for _, try in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+    local process = try:sub(1, 8)
+    if #try == 16 and not known[process] then -- foreign bytes are nobody's attempt
+      known[process] = true
+      if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead = dead + 1 end
+    end
+  end
+  if dead >= limit then
+    local left = redis.call('PTTL', KEYS[3])
+    if left == -1 then -- as for the lease
+      left = tonumber(ARGV[8])
+      redis.call('PEXPIRE', KEYS[3], left)
+    end
+    return {'quarantined', left}
+  end
+end
+
+-- What may fail, on keys of a foreign type, comes before the lease is set.
+local failures = tonumber(get(KEYS[6]) or 0) or 0
+tries = tries + redis.call('SADD', KEYS[3], token)
+redis.call('PEXPIRE', KEYS[3], ARGV[8])
+redis.call('SET', KEYS[2], token .. (liveness and '1' or '0'), 'PX', ARGV[2])
+return {'granted', takenover, tries, failures}

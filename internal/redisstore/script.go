@@ -1,0 +1,313 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/sha1"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// Each script is described at its head: keys, arguments, replies.
+//
+//go:embed lua/*.lua
+var sources embed.FS
+
+var (
+	acquireScript = newScript("acquire")
+	fillScript    = newScript("fill")
+	failScript    = newScript("fail")
+	releaseScript = newScript("release")
+	extendScript  = newScript("extend")
+	setScript     = newScript("set")
+	deleteScript  = newScript("delete")
+	expireScript  = newScript("expire")
+	resetScript   = newScript("reset")
+	seenScript    = newScript("seen")
+	clockScript   = newScript("clock")
+	tieScript     = newScript("tie")
+	tagScript     = newScript("tag")
+)
+
+// A script and its digest are strings, as words of a command.
+type script struct{ source, sha any }
+
+func newScript(name string) *script {
+	source, err := sources.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err) // it is part of the program
+	}
+	sum := sha1.Sum(source)
+	return &script{source: string(source), sha: hex.EncodeToString(sum[:])}
+}
+
+// An invocation is a script with its keys and arguments: the words of an EVALSHA.
+type invocation struct {
+	script *script
+	words  []any
+}
+
+// firstKey is where the keys begin among the words of a command.
+const firstKey = 3
+
+// invoke calls the script with so many keys, which are the first of the words, as strings.
+// The rest are its arguments.
+func (sc *script) invoke(keys int, words ...any) invocation {
+	all := make([]any, 0, firstKey+len(words))
+	return invocation{sc, append(append(all, "evalsha", sc.sha, keys), words...)}
+}
+
+// key is one by which the node is found.
+func (inv *invocation) key() string { return inv.words[firstKey].(string) }
+
+// size is about the bytes of its arguments.
+func (inv *invocation) size() (n int) {
+	for _, arg := range inv.words[firstKey+inv.words[2].(int):] {
+		if b, ok := arg.([]byte); ok {
+			n += len(b)
+		}
+	}
+	return n
+}
+
+// command names the script by its digest, or teaches it to the server.
+func (inv *invocation) command(ctx context.Context, teach bool) once {
+	words := inv.words
+	if teach {
+		words = slices.Clone(words)
+		words[0], words[1] = "eval", inv.script.source
+	}
+	cmd := once{redis.NewCmd(ctx, words...)}
+	cmd.SetFirstKeyPos(firstKey)
+	return cmd
+}
+
+// A once is a command that the client does not resend when its answer is lost: a resent
+// acquire that is carried out late brings a dead lease back to life. Replies that say that
+// nothing was carried out (NOSCRIPT, MOVED, ASK, TRYAGAIN) are still followed.
+type once struct{ *redis.Cmd }
+
+// NoRetry overrides that of redis.Cmd.
+func (once) NoRetry() bool { return true }
+
+// scripts are invocations for one node, and their replies once the request is answered. No
+// script looks at another one's keys, so those that go together might have been sent in
+// any order.
+type scripts struct {
+	all     []invocation
+	replies []reply
+}
+
+// A reply is what a script answered.
+type reply struct {
+	value any
+	err   error // the client's; nil if it was answered
+}
+
+const (
+	// A batch of scripts is full with so many, or with so many bytes: enough to share the
+	// cost of a round trip, and few enough that the server has the next while the callers of
+	// one go on.
+	fullScripts     = 16
+	fullScriptBytes = 64 << 10
+)
+
+func newScriptQueue(n *node) *queue {
+	return &queue{
+		n: n, send: n.sendScripts, side: 2, few: fullScripts, full: 6, weight: fullScripts, bytes: fullScriptBytes,
+		wake: make(chan struct{}, maxParked),
+	}
+}
+
+// scriptRequest is a request that carries scripts out.
+func scriptRequest(late func([]reply), all ...invocation) *request {
+	r := &request{scripts: &scripts{all: all}, weight: len(all)}
+	for i := range all {
+		r.bytes += all[i].size()
+	}
+	if late != nil {
+		r.late = func(r *request) { late(r.scripts.replies) }
+	}
+	return r
+}
+
+// sendScripts carries the scripts of all requests out in one pipeline, each once. Those
+// that the server does not know, and so has not carried out, are sent again, one of each
+// kind with its source; and once more for each further server that slots have moved to.
+func (n *node) sendScripts(ctx context.Context, pipe redis.Pipeliner, rs []*request) error {
+	var all []*invocation
+	for _, r := range rs {
+		r.scripts.replies = make([]reply, len(r.scripts.all))
+		for i := range r.scripts.all {
+			all = append(all, &r.scripts.all[i])
+		}
+	}
+	replies := make([]reply, len(all))
+	places := make([]int, len(all))
+	for i := range places {
+		places[i] = i
+	}
+	err := n.pipeline(ctx, pipe, all, places, replies, false)
+	for range n.s.topo.all() {
+		places = slices.DeleteFunc(places, func(i int) bool { return !isUnknownScript(replies[i].err) })
+		if len(places) == 0 {
+			break
+		}
+		err = n.pipeline(ctx, pipe, all, places, replies, true)
+	}
+	for _, r := range rs {
+		k := copy(r.scripts.replies, replies)
+		replies = replies[k:]
+	}
+	return classify("script", err)
+}
+
+// pipeline sends the invocations of the given places, with the source of each script the
+// first time if teach is set, and notes the replies. It returns an error if none was
+// answered.
+func (n *node) pipeline(ctx context.Context, pipe redis.Pipeliner, all []*invocation, places []int, replies []reply, teach bool) error {
+	cmds := make([]once, len(places))
+	taught := map[*script]bool{}
+	for j, i := range places {
+		cmds[j] = all[i].command(ctx, teach && !taught[all[i].script])
+		taught[all[i].script] = true
+	}
+	var failed error
+	if len(cmds) == 1 {
+		failed = n.s.client.Process(ctx, cmds[0])
+	} else {
+		for _, cmd := range cmds {
+			_ = pipe.Process(ctx, cmd)
+		}
+		_, failed = pipe.Exec(ctx)
+	}
+	answered := false
+	for j, i := range places {
+		value, err := cmds[j].Result()
+		if value == nil && err == nil {
+			err = failed // every script answers something: a client's hook has kept it back
+		}
+		replies[i] = reply{value, err}
+		answered = answered || err == nil || isAnswer(err)
+	}
+	if answered {
+		return nil
+	}
+	return failed
+}
+
+// call carries one script out and returns its answer. late deals with an answer that comes
+// after noAnswer was returned.
+func (s *Store) call(ctx context.Context, op string, inv invocation, late func(reply)) (any, fate, error) {
+	n, err := s.topo.node(inv.key())
+	if err != nil {
+		return nil, notSent, err
+	}
+	r := scriptRequest(nil, inv)
+	if late != nil {
+		r.late = func(r *request) { late(r.scripts.replies[0]) }
+	}
+	fate, err := n.do(ctx, n.scripts, r)
+	if fate != gotAnswer {
+		return nil, fate, err
+	}
+	if err != nil {
+		return nil, fate, err
+	}
+	answer := s.settled(ctx, n, inv, r.scripts.replies[0], late)
+	return answer.value, fate, n.classify(op, answer.err)
+}
+
+// tryAgainWait is the pause before a script is resent that met a slot in migration.
+const tryAgainWait = 10 * time.Millisecond
+
+// settled resends a script that was certainly not carried out, for most of RedisTimeout:
+// that its slot was not there in time is to be the answer, and not that the node was not.
+func (s *Store) settled(ctx context.Context, n *node, inv invocation, a reply, late func(reply)) reply {
+	for end := time.Now().Add(s.opts.RedisTimeout * 3 / 4); notCarriedOut(a.err) && time.Now().Before(end); {
+		if redis.IsTryAgainError(a.err) && sleep(ctx, tryAgainWait) != nil {
+			break
+		}
+		moved, err := s.topo.node(inv.key())
+		if err != nil {
+			return reply{err: err}
+		}
+		r := scriptRequest(nil, inv)
+		if late != nil {
+			r.late = func(r *request) { late(r.scripts.replies[0]) }
+		}
+		if _, err = moved.do(ctx, moved.scripts, r); err != nil {
+			return reply{err: err}
+		}
+		a = r.scripts.replies[0]
+	}
+	return a
+}
+
+// isUnknownScript reports whether the server does not know the script by its digest, and
+// so has not carried it out.
+func isUnknownScript(err error) bool {
+	return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") // which allocates, whatever it is given
+}
+
+// notCarriedOut reports whether the server said so.
+func notCarriedOut(err error) bool {
+	return err != nil && slices.ContainsFunc([]string{"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN"}, func(prefix string) bool {
+		return redis.HasErrorPrefix(err, prefix)
+	})
+}
+
+// fields reads a script's array reply and keeps the first error.
+type fields struct {
+	reply any
+	err   error
+}
+
+func (f *fields) at(i int) any {
+	all, ok := f.reply.([]any)
+	if !ok || i >= len(all) {
+		f.err = errors.Join(f.err, fmt.Errorf("%w: reply %T has no field %d", store.ErrDamaged, f.reply, i))
+		return nil
+	}
+	return all[i]
+}
+
+func (f *fields) text(i int) string {
+	s, _ := f.at(i).(string)
+	return s
+}
+
+func (f *fields) number(i int) int64 {
+	n, _ := f.at(i).(int64)
+	return n
+}
+
+// decimal is a number that is written as text.
+func (f *fields) decimal(i int) uint64 {
+	n, err := strconv.ParseUint(f.text(i), 10, 64)
+	if err != nil {
+		f.err = errors.Join(f.err, fmt.Errorf("%w: field %d: %w", store.ErrDamaged, i, err))
+	}
+	return n
+}
+
+func (f *fields) millis(i int) time.Duration {
+	return time.Duration(max(0, f.number(i))) * time.Millisecond
+}
+
+func (f *fields) token(i int) store.Token {
+	s := f.text(i)
+	if len(s) != store.TokenSize {
+		f.err = errors.Join(f.err, fmt.Errorf("%w: token of %d bytes", store.ErrDamaged, len(s)))
+		return store.Token{}
+	}
+	return store.Token([]byte(s))
+}

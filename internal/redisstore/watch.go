@@ -1,0 +1,100 @@
+package redisstore
+
+import (
+	"sync"
+
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// homes knows which node's subscription serves each watch. A slot may move, and its
+// watches with it.
+type homes struct {
+	mu  sync.Mutex
+	all map[*store.Watch]home
+}
+
+type home struct {
+	channel string
+	sub     *subscription
+}
+
+// Watch implements [store.Store].
+func (s *Store) Watch(key string) *store.Watch {
+	channel := s.names.names(key).wake
+	var w *store.Watch
+	w = store.NewWatch(func() {
+		s.homes.mu.Lock()
+		defer s.homes.mu.Unlock()
+		if h, ok := s.homes.all[w]; ok {
+			h.sub.remove(channel, w)
+			delete(s.homes.all, w)
+		}
+	})
+	n, err := s.topo.node(channel)
+	if err != nil {
+		return w // nothing will arrive: the caller polls
+	}
+	s.homes.mu.Lock()
+	defer s.homes.mu.Unlock()
+	if s.homes.all == nil {
+		s.homes.all = map[*store.Watch]home{}
+	}
+	s.homes.all[w] = home{channel, n.sub}
+	n.sub.add(channel, w)
+	return w
+}
+
+// rehome looks again which node serves each watch of u, and watches there: its slot may
+// have moved, or its master may have died.
+func (s *Store) rehome(u *subscription) {
+	s.topo.refresh()
+	s.homes.mu.Lock()
+	defer s.homes.mu.Unlock()
+	for w, h := range s.homes.all {
+		if h.sub != u {
+			continue
+		}
+		n, err := s.topo.node(h.channel)
+		if err != nil || n.sub == u {
+			continue
+		}
+		u.remove(h.channel, w)
+		n.sub.add(h.channel, w)
+		s.homes.all[w] = home{h.channel, n.sub}
+	}
+	u.post(func() {}) // what is left may be subscribed to again
+}
+
+// watches counts those that u serves.
+func (s *Store) watches(u *subscription) (n int) {
+	s.homes.mu.Lock()
+	defer s.homes.mu.Unlock()
+	for _, h := range s.homes.all {
+		if h.sub == u {
+			n++
+		}
+	}
+	return n
+}
+
+// Follow implements [store.Store].
+func (s *Store) Follow(forget func(store.Invalidation)) *store.Feed {
+	f, first := s.feeds.Open(forget)
+	if first {
+		for _, n := range s.topo.all() {
+			n.sub.post(func() {}) // it subscribes to the invalidations
+		}
+	}
+	return f
+}
+
+// checkFeeds puts the feeds up if every node's invalidations are heard.
+func (s *Store) checkFeeds() {
+	downs := s.feeds.Downs()
+	for _, n := range s.topo.all() {
+		if !n.sub.hears.Load() {
+			return
+		}
+	}
+	s.feeds.Up(downs)
+}

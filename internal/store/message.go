@@ -1,0 +1,115 @@
+package store
+
+import "fmt"
+
+// Signal says what became of a lease, or of the subscription that would tell.
+type Signal byte
+
+const (
+	// Filled: the lease's value was stored, or a Set replaced the entry. The
+	// message's body is the entry, or empty if the entry is large.
+	Filled Signal = 'F'
+	// FailedSignal: the lease's fetch failed; the body is the failure.
+	FailedSignal Signal = 'E'
+	// Released: the lease was given up without an outcome.
+	Released Signal = 'R'
+	// Deleted: the entry was deleted or marked stale, and any lease ended.
+	Deleted Signal = 'D'
+	// Confirmed never travels: the store says with it that the subscription is
+	// live (again), so that whatever was sent before may have been missed.
+	Confirmed Signal = 'C'
+)
+
+func (s Signal) String() string {
+	switch s {
+	case Filled:
+		return "filled"
+	case FailedSignal:
+		return "failed"
+	case Released:
+		return "released"
+	case Deleted:
+		return "deleted"
+	case Confirmed:
+		return "confirmed"
+	}
+	return fmt.Sprintf("signal(%d)", byte(s))
+}
+
+// MaxMessageBody bounds the entry that rides in a wake-up: larger ones are read
+// by each waiting process instead. A subscriber that is sent more than it can
+// take in is disconnected by Redis, and its leases would look abandoned.
+const MaxMessageBody = 64 << 10
+
+// A Message is a wake-up: what became of the lease that Token names.
+type Message struct {
+	Signal Signal
+	Token  Token
+	Body   []byte
+}
+
+// Encode returns the message as it travels: one byte of signal, 16 of token,
+// then the body.
+func (m *Message) Encode() []byte {
+	b := make([]byte, 1+TokenSize+len(m.Body))
+	b[0] = byte(m.Signal)
+	copy(b[1:], m.Token[:])
+	copy(b[1+TokenSize:], m.Body)
+	return b
+}
+
+// ParseMessage reads what [Message.Encode] wrote; the body is not copied. It
+// returns [ErrDamaged] for anything else.
+func ParseMessage(b []byte) (Message, error) {
+	if len(b) < 1+TokenSize {
+		return Message{}, fmt.Errorf("%w: message of %d bytes", ErrDamaged, len(b))
+	}
+	m := Message{Signal: Signal(b[0]), Token: Token(b[1 : 1+TokenSize]), Body: b[1+TokenSize:]}
+	switch m.Signal {
+	case Filled, FailedSignal, Released, Deleted:
+		return m, nil
+	}
+	return Message{}, fmt.Errorf("%w: message with unknown %v", ErrDamaged, m.Signal)
+}
+
+// A Watch delivers the wake-ups of one key. The store pushes; one goroutine
+// receives from [Watch.C]. Close it when done.
+type Watch struct {
+	// C carries the wake-ups. It is never closed. When it is full further
+	// wake-ups are dropped: whoever finds a message in it asks again anyway.
+	C <-chan Message
+
+	c     chan Message
+	close func()
+}
+
+// watchBuffer holds more wake-ups than a key sees between two looks.
+const watchBuffer = 16
+
+// NewWatch returns a watch whose Close calls the given function, for authors of
+// stores.
+func NewWatch(closer func()) *Watch {
+	c := make(chan Message, watchBuffer)
+	return &Watch{C: c, c: c, close: closer}
+}
+
+// Push hands m to the receiver and never blocks. It may be called from any
+// goroutine.
+func (w *Watch) Push(m Message) {
+	select {
+	case w.c <- m:
+	default:
+	}
+}
+
+// Close ends the watch. Call it once.
+func (w *Watch) Close() { w.close() }
+
+// Reading is the entry that rides in a Filled message, as a reading of age 0. It is not
+// Found where the entry was too large to ride. Its tags have not been checked: one may
+// have been deleted before the entry was stored.
+func (m *Message) Reading() *Reading {
+	r := &Reading{}
+	r.Parse(m.Body, 0)
+	return r
+}
