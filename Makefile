@@ -17,7 +17,7 @@ deps: ## fetch modules; install redis-server (and a C compiler) if missing
 	$(GO) mod download
 
 test: deps ## run all tests under the race detector, against real servers; the quick mutants first
-	$(GO) test -run SameSeed $(TESTFLAGS) ./internal/sim
+	$(GO) test -run SameSeed $(TESTFLAGS) ./internal/harness/sim
 	$(GO) run ./internal/cmd/mutants -quick
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m $(TESTFLAGS) ./...
 

@@ -19,11 +19,11 @@ func guardMutants() []Mutant {
 		in("guard", "a fetch's failure is kept to itself", "done.OK, done.Err = p.store.Fail(ctx, e.back.Lease, e.back.Failure, e.back.Pause)", "done.OK = true", Sim(300, "leak")),
 		in("guard", "callers wait for Redis whatever their deadline", "r, err := e.store.Read(c.ctx, e.storeKey(c.key))", "r, err := e.store.Read(context.WithoutCancel(c.ctx), e.storeKey(c.key))", Sim(300, "P4")),
 	), []Mutant{
-		{Name: "every outcome is shared, between real processes", Patches: []Patch{noSharingRule}, Check: Test("internal/linear", "TestHistoriesAreLinearizable")},
+		{Name: "every outcome is shared, between real processes", Patches: []Patch{noSharingRule}, Check: Test("internal/harness/linear", "TestHistoriesAreLinearizable")},
 		{
 			Name:    "every Get asks for its lease unread",
 			Patches: []Patch{{"guard", "const missesInARow = 16", "const missesInARow = 0"}},
-			Check:   Test("internal/linear", "TestHistoriesAreLinearizable"),
+			Check:   Test("internal/harness/linear", "TestHistoriesAreLinearizable"),
 			Equivalent: "a wrong guess costs a script in place of a GET, and no caller may see it; " +
 				"this is here to have the rare path taken by real processes",
 		},

@@ -37,6 +37,6 @@ func storeMutants() []Mutant {
 	), []Mutant{
 		{Name: "the store writes what fill refused, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3")},
 		in("cache", "a deleted tag does not refuse a fill", "case uint64(deleted) > e.Stamp.N:", "case false:",
-			Test("internal/linear", "TestHistoriesAreLinearizable")),
+			Test("internal/harness/linear", "TestHistoriesAreLinearizable")),
 	})
 }

@@ -46,7 +46,7 @@ func Test(pkg string, names ...string) Check {
 
 // The simulator is a package whose one test plays seeds.
 const (
-	simulator     = "internal/sim"
+	simulator     = "internal/harness/sim"
 	simulatorTest = "TestSim"
 )
 
