@@ -60,8 +60,8 @@ func runChild(parent *spawn.Parent) error {
 		return err
 	}
 	c := &child{parent: parent}
-	o.Policy.TagsOf = c.tagsOf
-	if c.guard, err = guard.New[string](store, "linear", o.Policy); err != nil {
+
+	if c.guard, err = guard.New(store, "linear", o.Policy, guard.TagsOf(c.tagsOf)); err != nil {
 		return err
 	}
 	c.tell(Op{Kind: opened})

@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A call is a command, or a pipeline of them, on its way.
@@ -21,6 +21,8 @@ type call struct {
 	arrival  int
 
 	request, answer chan verdict // the scheduler's decisions
+
+	looks []map[string]content // into the server, after each of its commands
 
 	// Guarded by network.mu.
 	state callState
@@ -66,11 +68,16 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 		labels = append(labels, n.describe(m, cmd))
 		c.commands = append(c.commands, m)
 	}
-	if c.joint() {
-		c.op = nil // of several, and sent in the name of the first
+	if len(cmds) > 1 {
+		c.op = nil // it may be of several ops, and is sent in the name of the first
+	} else if c.op != nil {
+		c.op.alone = c.op.alone || c.commands[0].isOf(c.op)
 	}
 	slices.Sort(labels) // a pipeline's order is that of a map
-	c.label = fmt.Sprintf("%v %s", c.op, strings.Join(slices.Compact(labels), ", "))
+	c.label = strings.Join(slices.Compact(labels), ", ")
+	if !c.commands[0].isRead() { // whose a read is that several share is Go's
+		c.label = fmt.Sprintf("%v %s", c.op, c.label)
+	}
 	for _, m := range c.commands {
 		n.owner.w.nameToken(m)
 	}
@@ -81,15 +88,6 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 	c.arrival = n.arrived
 	n.calls = append(n.calls, c)
 	return c
-}
-
-// joint reports whether a call may have what several ops ask of leases.
-func (c *call) joint() bool {
-	switch c.commands[0].name {
-	case "acquire", "fill", "fail", "release":
-		return len(c.commands) > 1
-	}
-	return false
 }
 
 // describe names a command.
@@ -120,10 +118,12 @@ func (n *network) describe(m *command, cmd redis.Cmder) (label string) {
 	keys := args[2].(int)
 	m.key = strings.TrimSuffix(strings.TrimSuffix(fmt.Sprint(args[3]), ":lease"), ":tries")
 	switch m.name {
+	case "seen":
+		return m.name // it has no key, or one of no entry
 	case "acquire", "fill", "fail", "release", "extend":
 		m.token = string(args[3+keys].([]byte))
 	case "set":
-		m.token = string(args[3+keys].([]byte)[:cache.TokenSize])
+		m.token = string(args[3+keys].([]byte)[:store.TokenSize])
 	}
 	label = m.name + how + " " + fmt.Sprint(args[3])
 	if m.is("release") || m.is("extend") {
@@ -163,31 +163,8 @@ func (m *command) reply() any {
 
 func (m *command) is(name string) bool { return m.name == name }
 
-// on is the command of the call that is about the key, preferably about one of
-// the tokens; else any.
-func (c *call) on(key string, tokens ...string) *command {
-	found := c.commands[0]
-	for _, m := range c.commands {
-		if m.key == key && m.token != "" && slices.Contains(tokens, m.token) {
-			return m
-		}
-		if m.key == key && found.key != key {
-			found = m
-		}
-	}
-	return found
-}
-
-// end is the command of the call that has given back a lease of the key, if one
-// has.
-func (c *call) end(key, token string) *command {
-	i := slices.IndexFunc(c.commands, func(m *command) bool {
-		return m.key == key && token != "" && m.token == token && m.reply() == int64(1) && (m.is("fill") || m.is("fail") || m.is("release"))
-	})
-	if i < 0 {
-		return nil
-	}
-	return c.commands[i]
+func (m *command) isRead() bool {
+	return slices.Contains([]string{"get", "mget", "hmget", "time"}, m.name)
 }
 
 // tokenName is a token as it stands in the trace: by the call that sent it, as
@@ -200,7 +177,7 @@ func (w *world) tokenName(t string) string {
 		return "none"
 	case ok:
 		return name
-	case len(t) == cache.TokenSize && w.byName[t[:8]] != nil:
+	case len(t) == store.TokenSize && w.byName[t[:8]] != nil:
 		return fmt.Sprintf("p%d#?", w.byName[t[:8]].id)
 	}
 	return "foreign"
@@ -222,4 +199,41 @@ func (w *world) nameToken(m *command) {
 	name := fmt.Sprintf("p%d/%s", c.n.proc, userKey(m.key))
 	w.named[name]++
 	w.tokens[t] = fmt.Sprintf("%s#%d", name, w.named[name])
+}
+
+// changers are the ops whose change a command may be. A call that carries out what several
+// ops ask for does not say whose each command is: then they are those that ask for the same
+// in the process and have no call of their own.
+func (m *command) changers() (all []*op) {
+	if o := m.c.op; o != nil && m.isOf(o) {
+		return []*op{o}
+	}
+	for _, o := range m.c.n.owner.w.ops {
+		if o.p == m.c.n.owner && o.carriedOut == 0 && !o.alone && (o.kind == set || !o.w.done(o)) && m.isOf(o) {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// isOf reports whether a command is the change that an op asks for.
+func (m *command) isOf(o *op) bool {
+	ofKey := o.key == userKey(m.key)
+	switch o.kind {
+	case set:
+		if !m.is("set") {
+			return false
+		}
+		e, err := parse([]byte(m.arg(0)))
+		return ofKey && err == nil && string(e.Payload) == o.sets()
+	case del:
+		return ofKey && m.is("delete")
+	case expire:
+		return ofKey && m.is("expire")
+	case delTag:
+		return m.is("tag") && m.arg(2) == "d" && o.key == tagOf(m.arg(5))
+	case expireTag:
+		return m.is("tag") && m.arg(2) == "x" && o.key == tagOf(m.arg(5))
+	}
+	return false
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // request carries a command out, or loses it.
@@ -57,6 +57,7 @@ func (w *world) late(c *call) {
 	w.carryOut(c, func() {
 		for _, cmd := range cmds {
 			_ = w.admin.Process(context.Background(), cmd)
+			c.looks = append(c.looks, w.book.look(w))
 		}
 	})
 }
@@ -66,7 +67,7 @@ func (w *world) carryOut(c *call, do func()) {
 	do()
 	synctest.Wait()
 	w.say("p%d: %s is carried out: %s", c.n.proc, c.label, w.replyOf(c))
-	w.book.carriedOut(w, c, before, w.book.look(w))
+	w.book.carriedOut(w, c, before)
 }
 
 // answer delivers an answer, or loses it.
@@ -99,7 +100,7 @@ func (w *world) replyOf(c *call) string {
 		defer c.n.mu.Unlock()
 		for _, cmd := range c.cmds {
 			if get, ok := cmd.(*redis.StringCmd); ok && get.Err() == nil {
-				e, _ := cache.ParseEntry([]byte(get.Val()))
+				e, _ := parse([]byte(get.Val()))
 				all = append(all, fmt.Sprintf("%v %q by %s", e.Kind, e.Payload, w.tokenName(string(e.Version[:]))))
 			}
 		}
@@ -161,7 +162,7 @@ func (w *world) message(p *process, l *wire, what parcel) {
 		p.feed.hear(what.parts[2], what.sent, w.step())
 	}
 	if what.what == "message" && len(what.parts) == 3 {
-		if m, err := cache.ParseMessage([]byte(what.parts[2])); err == nil {
+		if m, err := store.ParseMessage([]byte(what.parts[2])); err == nil {
 			text = fmt.Sprintf("message %v on %s", m.Signal, what.parts[1])
 		}
 	}

@@ -23,8 +23,8 @@
 //   - unread: each Get foresees a miss, and asks for its lease without reading first.
 //   - near: guards have a near cache. A near value is never served after its process
 //     has heard of its change, nor while the process cannot hear of changes.
-//   - refresh: callers call Reload. It returns the outcome of a fetch, or of a Set,
-//     that was not over when it was called.
+//   - refresh: callers accept no stored entry (guard.MaxAge(0)). They get the outcome of
+//     a fetch, or of a Set, that was not over when they called.
 //   - soft: a call that has waited for SoftTimeout gets the stale value there is.
 //   - breaker: Redis is away often. While a breaker is open nothing is sent but
 //     probes, no call waits for Redis, and the breaker closes soon after Redis is

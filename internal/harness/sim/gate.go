@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A gate lies between a guard and a memory store, as a network does between a store
@@ -17,7 +17,7 @@ import (
 // returns, and it holds messages. Calls may fail: then they were not carried out, or
 // were and nothing says so.
 type gate struct {
-	cache.Store // a cache.Memory
+	store.Store // a memory store
 	p           *process
 
 	mu      sync.Mutex
@@ -38,8 +38,8 @@ type passage struct {
 }
 
 var (
-	errLost       = fmt.Errorf("%w: sim: the call is lost", cache.ErrUnavailable)
-	errUnanswered = fmt.Errorf("%w: sim: the answer is lost", cache.ErrUnavailable)
+	errLost       = fmt.Errorf("%w: sim: the call is lost", store.ErrUnavailable)
+	errUnanswered = fmt.Errorf("%w: sim: the answer is lost", store.ErrUnavailable)
 )
 
 // pass takes a call to the store and its answer back, as the scheduler says. do
@@ -151,61 +151,66 @@ func (w *world) dismiss(c *passage) {
 	c.answer <- nil
 }
 
-// Read implements [cache.Store].
-func (g *gate) Read(ctx context.Context, key string) (r *cache.Reading, err error) {
-	if lost := g.pass(ctx, "read "+key, func() func(*book) { r, err = g.Store.Read(ctx, key); return nil }); lost != nil {
-		return nil, lost
-	}
-	return r, err
+// Unwrap makes it a cache.Store.
+func (g *gate) Unwrap() store.Store { return g }
+
+// Read implements [store.Store].
+func (g *gate) Read(ctx context.Context, key string, to store.Reader) {
+	go func() { // ends with the call
+		var a answer
+		lost := g.pass(context.WithoutCancel(ctx), "read "+key, func() func(*book) {
+			to.Sending()
+			g.Store.Read(ctx, key, &a)
+			return nil
+		})
+		if lost != nil {
+			a = answer{err: lost}
+		}
+		to.Answered(a.r, a.err)
+	}()
 }
 
-// ReadMany implements [cache.Store].
-func (g *gate) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
-	type result struct {
-		r   *cache.Reading
-		err error
-	}
-	results := make([]result, len(keys))
+// An answer is a [store.Reader] that keeps what it is told.
+type answer struct {
+	r   *store.Reading
+	err error
+}
+
+// Sending implements [store.Reader].
+func (*answer) Sending() {}
+
+// Answered implements [store.Reader].
+func (a *answer) Answered(r *store.Reading, err error) { a.r, a.err = r, err }
+
+// ReadMany implements [store.Store].
+func (g *gate) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *store.Reading, error)) {
+	results := make([]answer, len(keys))
 	lost := g.pass(ctx, "read many "+strings.Join(keys, " "), func() func(*book) {
-		g.Store.ReadMany(ctx, prefix, keys, func(i int, r *cache.Reading, err error) {
+		g.Store.ReadMany(ctx, prefix, keys, func(i int, r *store.Reading, err error) {
 			if r != nil {
 				r = r.Keep()
 			}
-			results[i] = result{r, err}
+			results[i] = answer{r, err}
 		})
 		return nil
 	})
 	for i, one := range results {
 		if lost != nil {
-			one = result{err: lost}
+			one = answer{err: lost}
 		}
 		each(i, one.r, one.err)
 	}
 }
 
-// Acquire implements [cache.Store]. A grant whose answer is lost is given back: the
+// Acquire implements [store.Store]. A grant whose answer is lost is given back: the
 // memory store does not know it for an orphan.
-func (g *gate) Acquire(ctx context.Context, key string, ask cache.Ask) (a cache.Answer, err error) {
-	lost := g.pass(ctx, "acquire "+key, func() func(*book) {
-		a, err = g.Store.Acquire(ctx, key, ask)
-		answer := a
-		return func(b *book) { b.answeredInMemory(g.p, key, &ask, &answer) }
-	})
-	if lost != nil {
-		g.giveUp(a.Lease)
-		return cache.Answer{}, lost
-	}
-	return a, err
-}
-
-// AcquireMany implements [cache.Store].
-func (g *gate) AcquireMany(ctx context.Context, requests []cache.Request) (all []cache.Acquired) {
-	lost := g.pass(ctx, "acquire many "+requests[0].Key, func() func(*book) {
-		all = g.Store.AcquireMany(ctx, requests)
+func (g *gate) Acquire(ctx context.Context, requests []store.Request) (all []store.Answer) {
+	lost := g.pass(ctx, "acquire "+several(requests[0].Key, len(requests)), func() func(*book) {
+		all = g.Store.Acquire(ctx, requests)
 		answers := slices.Clone(all)
 		return func(b *book) {
 			for i := range answers {
-				b.answeredInMemory(g.p, requests[i].Key, &requests[i].Ask, &answers[i].Answer)
+				b.answeredInMemory(g.p, &requests[i], &answers[i])
 			}
 		}
 	})
@@ -213,40 +218,38 @@ func (g *gate) AcquireMany(ctx context.Context, requests []cache.Request) (all [
 		return all
 	}
 	for _, a := range all {
-		g.giveUp(a.Answer.Lease)
+		g.giveUp(a.Lease)
 	}
-	return slices.Repeat([]cache.Acquired{{Err: lost}}, len(requests))
+	return slices.Repeat([]store.Answer{{Err: lost}}, len(requests))
 }
 
-// Fill implements [cache.Store]. A fill that is lost gives its lease back, as the
-// store of a guard does not count it as held after an error.
-func (g *gate) Fill(ctx context.Context, l *cache.Lease, e *cache.Entry) (bool, error) {
-	done := g.giveBack(ctx, "fill "+l.Key, []cache.Return{{Lease: l, Entry: e}})
-	return done[0].OK, done[0].Err
+// several names a call for n keys.
+func several(key string, n int) string {
+	if n == 1 {
+		return key
+	}
+	return fmt.Sprintf("%s and %d more", key, n-1)
 }
 
-// Fail implements [cache.Store].
-func (g *gate) Fail(ctx context.Context, l *cache.Lease, failure []byte, pause time.Duration) (bool, error) {
-	done := g.giveBack(ctx, "fail "+l.Key, []cache.Return{{Lease: l, Failed: true, Failure: failure, Pause: pause}})
-	return done[0].OK, done[0].Err
-}
-
-// Release implements [cache.Store].
-func (g *gate) Release(ctx context.Context, l *cache.Lease) error {
-	return g.giveBack(ctx, "release "+l.Key, []cache.Return{{Lease: l}})[0].Err
-}
-
-// ReturnMany implements [cache.Store].
-func (g *gate) ReturnMany(ctx context.Context, returns []cache.Return) []cache.Returned {
+// Return implements [store.Store]. If it is lost the leases are given back, as the guard
+// does not count them as held after an error.
+func (g *gate) Return(ctx context.Context, returns []store.Return) (all []store.Returned) {
 	if len(returns) == 0 {
 		return nil
 	}
-	return g.giveBack(ctx, "return many "+returns[0].Lease.Key, returns)
-}
-
-func (g *gate) giveBack(ctx context.Context, label string, returns []cache.Return) (all []cache.Returned) {
-	lost := g.pass(ctx, label, func() func(*book) {
-		all = g.Store.ReturnMany(ctx, returns)
+	label := "return"
+	if r := &returns[0]; len(returns) == 1 {
+		switch {
+		case r.Entry != nil:
+			label = "fill"
+		case r.Failed:
+			label = "fail"
+		default:
+			label = "release"
+		}
+	}
+	lost := g.pass(ctx, label+" "+several(returns[0].Lease.Key, len(returns)), func() func(*book) {
+		all = g.Store.Return(ctx, returns)
 		done := slices.Clone(all)
 		return func(b *book) {
 			for i := range returns {
@@ -260,49 +263,55 @@ func (g *gate) giveBack(ctx context.Context, label string, returns []cache.Retur
 	for _, r := range returns {
 		g.giveUp(r.Lease)
 	}
-	return slices.Repeat([]cache.Returned{{Err: lost}}, len(returns))
+	return slices.Repeat([]store.Returned{{Err: lost}}, len(returns))
 }
 
 // giveUp gives a lease back of which the guard does not know, nil: none.
-func (g *gate) giveUp(l *cache.Lease) {
+func (g *gate) giveUp(l *store.Lease) {
 	if l == nil {
 		return
 	}
-	_ = g.Store.Release(context.Background(), l) // fails only if the store has given it back
+	g.Store.Return(context.Background(), []store.Return{{Lease: l}}) // fails only if the store has given it back
 	w := g.p.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.givenUp = append(w.givenUp, string(l.Token[:]))
 }
 
-// Set, Delete, Expire, DeleteTag and ExpireTag implement [cache.Store].
-func (g *gate) Set(ctx context.Context, key string, e *cache.Entry) error {
-	return g.change(ctx, "set", []string{key}, func() error { return g.Store.Set(ctx, key, e) }, string(e.Payload))
+// Change implements [store.Store].
+func (g *gate) Change(ctx context.Context, changes []store.Change) (errs []error) {
+	names := make([]string, len(changes))
+	for i, c := range changes {
+		names[i] = c.Kind.String() + " " + c.Key
+	}
+	lost := g.pass(ctx, strings.Join(names, ", "), func() func(*book) {
+		errs = g.Store.Change(ctx, changes)
+		done := slices.Clone(errs)
+		return func(b *book) {
+			for i, c := range changes {
+				if done[i] == nil && c.Kind != store.Reset {
+					b.changedInMemory(g.p.w, caller(ctx), c.Key, c.Entry, true)
+				}
+			}
+		}
+	})
+	if lost != nil {
+		return slices.Repeat([]error{lost}, len(changes))
+	}
+	return errs
 }
 
-func (g *gate) Delete(ctx context.Context, key string) error {
-	return g.change(ctx, "delete", []string{key}, func() error { return g.Store.Delete(ctx, key) }, "")
-}
-
-func (g *gate) Expire(ctx context.Context, key string) error {
-	return g.change(ctx, "expire", []string{key}, func() error { return g.Store.Expire(ctx, key) }, "")
-}
-
-func (g *gate) DeleteTag(ctx context.Context, tags ...string) error {
-	return g.change(ctx, "delete tag", tags, func() error { return g.Store.DeleteTag(ctx, tags...) }, "")
-}
-
-func (g *gate) ExpireTag(ctx context.Context, tags ...string) error {
-	return g.change(ctx, "expire tag", tags, func() error { return g.Store.ExpireTag(ctx, tags...) }, "")
-}
-
-// change carries out a change of keys or tags, which stores a value if there is one.
-func (g *gate) change(ctx context.Context, what string, names []string, do func() error, stores string) (err error) {
-	lost := g.pass(ctx, what+" "+strings.Join(names, " "), func() func(*book) {
-		if err = do(); err != nil {
+// ChangeTags implements [store.Store].
+func (g *gate) ChangeTags(ctx context.Context, what store.TagChange, tags []string) (err error) {
+	lost := g.pass(ctx, fmt.Sprintf("change %d of tags %s", what, strings.Join(tags, " ")), func() func(*book) {
+		if err = g.Store.ChangeTags(ctx, what, tags); err != nil {
 			return nil
 		}
-		return func(b *book) { b.changedInMemory(g.p.w, caller(ctx), what, names, stores) }
+		return func(b *book) {
+			for _, tag := range tags {
+				b.changedInMemory(g.p.w, caller(ctx), tag, nil, false)
+			}
+		}
 	})
 	if lost != nil {
 		return lost
@@ -310,18 +319,10 @@ func (g *gate) change(ctx context.Context, what string, names []string, do func(
 	return err
 }
 
-// Reset implements [cache.Store].
-func (g *gate) Reset(ctx context.Context, key string) (err error) {
-	if lost := g.pass(ctx, "reset "+key, func() func(*book) { err = g.Store.Reset(ctx, key); return nil }); lost != nil {
-		return lost
-	}
-	return err
-}
-
-// Stamp implements [cache.Store].
-func (g *gate) Stamp(ctx context.Context) (s cache.Stamp, err error) {
+// Stamp implements [store.Store].
+func (g *gate) Stamp(ctx context.Context) (s store.Stamp, err error) {
 	if lost := g.pass(ctx, "stamp", func() func(*book) { s, err = g.Store.Stamp(ctx); return nil }); lost != nil {
-		return cache.Stamp{}, lost
+		return store.Stamp{}, lost
 	}
 	return s, err
 }
@@ -329,10 +330,10 @@ func (g *gate) Stamp(ctx context.Context) (s cache.Stamp, err error) {
 // A heldWatch holds the messages of one watch.
 type heldWatch struct {
 	key   string
-	outer *cache.Watch
+	outer *store.Watch
 
 	mu       sync.Mutex
-	messages []cache.Message
+	messages []store.Message
 	passed   int
 }
 
@@ -346,12 +347,12 @@ func (h *heldWatch) held() int {
 	return h.passed + 1
 }
 
-// Watch implements [cache.Store].
-func (g *gate) Watch(key string) *cache.Watch {
+// Watch implements [store.Store].
+func (g *gate) Watch(key string) *store.Watch {
 	inner := g.Store.Watch(key)
 	h := &heldWatch{key: key}
 	end := make(chan struct{})
-	h.outer = cache.NewWatch(func() {
+	h.outer = store.NewWatch(func() {
 		close(end)
 		inner.Close()
 		g.mu.Lock()

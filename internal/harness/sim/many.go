@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // someKeys draws what a GetMany asks for: two keys at least, in any order, and
@@ -194,7 +194,7 @@ func (b *book) gaveNothing(w *world, o *op, key string) {
 
 // answered notes what lease the op's last ask for a key was granted: GetMany's
 // fetch isn't told under which it runs.
-func (o *op) answered(name string, a cache.Answer, err error) {
+func (o *op) answered(name string, a *store.Answer) {
 	if o == nil {
 		return
 	}
@@ -203,21 +203,21 @@ func (o *op) answered(name string, a cache.Answer, err error) {
 	defer o.w.mu.Unlock()
 	// After an answer that grants nothing, the fetch of an earlier grant may still
 	// start: a flight that has lost its lease goes on beside the next one.
-	if err != nil {
+	if a.Err != nil {
 		delete(o.leases, key)
 	}
-	if err != nil || a.Verdict != cache.Granted {
+	if a.Err != nil || a.Verdict != store.Granted {
 		return
 	}
 	if o.leases == nil {
-		o.leases = map[string]cache.Token{}
+		o.leases = map[string]store.Token{}
 	}
 	o.leases[key] = a.Lease.Token
 }
 
 // lease is the token of the lease under which the op's fetch of the key starts
 // now, zero if there is none. A lease is for one fetch.
-func (o *op) lease(key string) cache.Token {
+func (o *op) lease(key string) store.Token {
 	o.w.mu.Lock()
 	defer o.w.mu.Unlock()
 	t := o.leases[key]

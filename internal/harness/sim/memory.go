@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // inMemory puts the memory store in the place of Redis. It has no network and no
@@ -24,17 +24,17 @@ func (p *plan) inMemory() {
 func memoryKey(key string) string { return strings.TrimPrefix(key, guardName+":") }
 
 // answeredInMemory takes in the answer to an acquire.
-func (b *book) answeredInMemory(p *process, key string, ask *cache.Ask, a *cache.Answer) {
-	if a.Verdict != cache.Granted {
+func (b *book) answeredInMemory(p *process, r *store.Request, a *store.Answer) {
+	if a.Verdict != store.Granted {
 		return
 	}
-	w, token := p.w, string(a.Lease.Token[:])
+	w, token, key := p.w, string(a.Lease.Token[:]), r.Key
 	name := entryName(memoryKey(key))
 	if b.sent[token] {
 		w.violate("token", "the token %s was granted twice", w.tokenName(token))
 	}
-	if f, ok := b.failed[string(ask.LastHeld[:])]; ok && time.Since(f.at) < 5*time.Second {
-		w.violate("P8", "p%d was granted a lease of %s though it had waited for %s, whose fetch failed", p.id, key, w.tokenName(string(ask.LastHeld[:])))
+	if f, ok := b.failed[string(r.LastHeld[:])]; ok && time.Since(f.at) < 5*time.Second {
+		w.violate("P8", "p%d was granted a lease of %s though it had waited for %s, whose fetch failed", p.id, key, w.tokenName(string(r.LastHeld[:])))
 	}
 	held := b.holders[name]
 	if held != "" && !time.Now().Before(b.granted[held].ends) {
@@ -46,11 +46,11 @@ func (b *book) answeredInMemory(p *process, key string, ask *cache.Ask, a *cache
 	b.sent[token] = true
 	b.holders[name] = token
 	now := time.Now()
-	b.granted[token] = grant{name, p, w.step(), now, true, now.Add(ask.RenewFor + ask.TTL)}
+	b.granted[token] = grant{name, p, w.step(), now, true, now.Add(r.RenewFor + r.TTL)}
 }
 
 // returnedInMemory takes in what became of a lease.
-func (b *book) returnedInMemory(w *world, r *cache.Return, done cache.Returned) {
+func (b *book) returnedInMemory(w *world, r *store.Return, done store.Returned) {
 	token := string(r.Lease.Token[:])
 	name := entryName(memoryKey(r.Lease.Key))
 	held := b.holders[name] == token
@@ -61,32 +61,29 @@ func (b *book) returnedInMemory(w *world, r *cache.Return, done cache.Returned) 
 	case !done.OK:
 	case r.Entry != nil && !held:
 		w.violate("P2", "%q was stored under the lease %s of %s, which was not held", r.Entry.Payload, w.tokenName(token), name)
-	case r.Entry != nil && r.Entry.Kind == cache.Value:
+	case r.Entry != nil && r.Entry.Kind == store.Value:
 		b.stored[string(r.Entry.Payload)] = storing{w.step(), time.Now()}
 	case r.Failed:
 		b.failed[token] = failing{w.step(), time.Now()}
 	}
 }
 
-// changedInMemory takes in a change of keys or tags by an op.
-func (b *book) changedInMemory(w *world, o *op, what string, names []string, stores string) {
-	if stores != "" {
-		b.stored[stores] = storing{w.step(), time.Now()}
+// changedInMemory takes in a change of a key or a tag by an op. There is an entry for
+// what a Set has stored.
+func (b *book) changedInMemory(w *world, o *op, name string, stored *store.Entry, endsLease bool) {
+	if stored != nil {
+		b.stored[string(stored.Payload)] = storing{w.step(), time.Now()}
 	}
-	for _, name := range names {
-		if o != nil {
-			o.carriedOut = w.step()
-			o.told[memoryKey(name)] = w.step()
-			if o.kind == delTag || o.kind == expireTag {
-				o.carriedOut = o.start // see book.replied
-			}
+	if o != nil {
+		o.carriedOut = w.step()
+		o.told[memoryKey(name)] = w.step()
+		if !endsLease {
+			o.carriedOut = o.start // see book.replied
 		}
-		if entry := entryName(memoryKey(name)); what == "set" || what == "delete" || what == "expire" {
-			if held := b.holders[entry]; held != "" {
-				b.lost[held] = what
-				delete(b.holders, entry)
-			}
-		}
+	}
+	if entry := entryName(memoryKey(name)); endsLease && b.holders[entry] != "" {
+		b.lost[b.holders[entry]] = o.kind.String()
+		delete(b.holders, entry)
 	}
 }
 
@@ -106,17 +103,18 @@ func (w *world) noticeGivenUp() {
 func (b *book) closedInMemory(w *world) {
 	admin := w.memory.Join()
 	defer admin.Close()
+	in := admin.Unwrap()
 	for _, name := range b.keys {
 		key := guardName + ":" + userKey(name)
-		if err := admin.Delete(context.Background(), key); err != nil {
+		if err := in.Change(context.Background(), []store.Change{{Kind: store.Delete, Key: key}})[0]; err != nil {
 			w.violate("left behind", "%s: %v", key, err)
 		}
-		a, err := admin.Acquire(context.Background(), key, cache.Ask{TTL: time.Second, RenewFor: time.Second, Window: time.Minute})
+		a := in.Acquire(context.Background(), []store.Request{{Key: key, TTL: time.Second, RenewFor: time.Second, Window: time.Minute}})[0]
 		switch {
-		case err != nil:
-			w.violate("left behind", "%s: %v", key, err)
-		case a.Verdict == cache.Paused:
-		case a.Verdict != cache.Granted || a.Lease.Attempt != 1:
+		case a.Err != nil:
+			w.violate("left behind", "%s: %v", key, a.Err)
+		case a.Verdict == store.Paused:
+		case a.Verdict != store.Granted || a.Lease.Attempt != 1:
 			w.violate("left behind", "the next to ask for %s is answered %v, %+v", key, a.Verdict, a.Lease)
 		}
 	}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -136,7 +137,11 @@ func (n *network) carry(ctx context.Context, cmds []redis.Cmder, next func([]red
 	case <-n.owner.dead:
 		return n.fail(cmds, errDead)
 	}
-	err := next(cmds[:arrive])
+	var err error
+	for i := range arrive { // one by one, so that each is judged by itself
+		err = cmp.Or(err, next(cmds[i:i+1]))
+		c.looks = append(c.looks, n.owner.w.book.look(n.owner.w))
+	}
 	n.mu.Lock()
 	c.state, c.torn = executed, arrive < len(cmds)
 	n.mu.Unlock()

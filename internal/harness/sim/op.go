@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A kind is what a call asks for.
@@ -68,10 +68,11 @@ type op struct {
 	carriedOut                  int            // step at which Redis carried the change out; 0: it hasn't
 	told                        map[string]int // of a change, by key or tag: step at which near caches were told
 	fetches                     int
+	alone                       bool // a change has a call of its own
 
 	// By key, of getMany; guarded by world.mu.
 	tries  map[string]int         // fetches
-	leases map[string]cache.Token // granted for the next fetch
+	leases map[string]store.Token // granted for the next fetch
 }
 
 type opKey struct{}
@@ -124,7 +125,7 @@ func (o *op) run(ctx context.Context) {
 		r, err := g.Load(ctx, o.key, o.fetch)
 		o.value, o.source, o.err = r.Value, r.Source, err
 	case reload:
-		r, err := g.Reload(ctx, o.key, o.fetch)
+		r, err := g.Load(ctx, o.key, o.fetch, guard.MaxAge(0))
 		o.value, o.source, o.err = r.Value, r.Source, err
 	case getMany:
 		o.runMany(ctx)
@@ -132,7 +133,7 @@ func (o *op) run(ctx context.Context) {
 		r, err := g.Peek(ctx, o.key)
 		o.value, o.source, o.err = r.Value, r.Source, err
 	case set:
-		o.err = g.Set(ctx, o.key, fmt.Sprintf("%s set %v", o.key, o))
+		o.err = g.Set(ctx, o.key, o.sets())
 	case del:
 		o.err = g.Delete(ctx, o.key)
 	case expire:
@@ -145,6 +146,9 @@ func (o *op) run(ctx context.Context) {
 		o.err = g.ExpireTag(ctx, o.key)
 	}
 }
+
+// sets is the value that a Set stores.
+func (o *op) sets() string { return fmt.Sprintf("%s set %v", o.key, o) }
 
 func (o *op) result() string {
 	if o.kind == getMany {

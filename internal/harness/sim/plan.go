@@ -67,7 +67,6 @@ func tagsOf(key string) []string { return []string{"of " + key, "of all"} }
 // would be without.
 func (p *plan) tag() {
 	p.tagged = true
-	p.policy.TagsOf = func(key, _ string) []string { return tagsOf(key) }
 	p.description += "; tags"
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 const (
@@ -50,24 +51,29 @@ func (w *world) newProcess() *process {
 	p := &process{id: len(w.processes) + 1, w: w, closed: make(chan struct{}), dead: make(chan struct{})}
 	p.breaker.p = p
 	policy := w.plan.policy
-	var between cache.Store
+	var between store.Store
 	if w.memory != nil {
-		p.gate = &gate{Store: w.memory.Join(), p: p}
-		p.store, between = p.gate.Store, p.gate
+		p.store = w.memory.Join()
+		p.gate = &gate{Store: p.store.Unwrap(), p: p}
+		between = p.gate
 	} else {
 		p.store = w.newStore(p)
-		between = p.store
+		between = p.store.Unwrap()
 	}
 	if w.plan.budget {
 		p.budget = w.newBudget(p)
 		policy.Budget = p.budget
 	}
-	p.name = string(reflect.ValueOf(p.store).Elem().FieldByName("minter").Elem().FieldByName("process").Bytes())
+	p.name = string(p.inside().FieldByName("minter").Elem().FieldByName("process").Bytes())
 	w.mu.Lock()
 	w.byName[p.name] = p
 	w.mu.Unlock()
 	var err error
-	p.guard, err = guard.New[string](steady{between, w.plan.poll, w.plan.many || w.plan.unread}, guardName, policy)
+	var opts []guard.Option[string]
+	if w.plan.tagged {
+		opts = append(opts, guard.TagsOf(func(key, _ string) []string { return tagsOf(key) }))
+	}
+	p.guard, err = guard.New(steady{between, w.plan.poll, w.plan.many || w.plan.unread}, guardName, policy, opts...)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -158,18 +164,21 @@ func (p *process) watched() bool {
 	if p.gate != nil {
 		return !p.crashed && !p.isClosed()
 	}
-	channel := namespace + ":alive:" + cache.Process([]byte(p.name)).String()
+	channel := namespace + ":alive:" + store.Process([]byte(p.name)).String()
 	return p.w.server.PubSubNumSub(channel)[channel] > 0
 }
 
 // The two below look into the library without asking it: what they count must be
 // nothing at rest, and nobody else needs to know.
 
+// inside is what the process's store is made of.
+func (p *process) inside() reflect.Value { return reflect.ValueOf(p.store.Unwrap()).Elem() }
+
 // tokens counts the tokens of the store that may be a lease, by their state in a
 // ledger; those of a memory store have one state.
 func (p *process) tokens() map[uint64]int {
 	all := map[uint64]int{}
-	store := reflect.ValueOf(p.store).Elem()
+	store := p.inside()
 	if p.gate != nil {
 		if n := store.FieldByName("leases").Len(); n > 0 {
 			all[1] = n
@@ -187,12 +196,12 @@ func (p *process) tokens() map[uint64]int {
 // flying counts the guard's flights, and the places of unguarded fetches taken.
 func (p *process) flying() int {
 	e := reflect.ValueOf(p.guard).Elem().FieldByName("engine").Elem()
-	n := e.FieldByName("unguarded").Len()
-	for _, f := range []string{"flights", "refreshes", "locals"} {
-		fs := e.FieldByName(f)
-		unlock := lock(fs)
-		n += fs.FieldByName("live").Len()
-		unlock()
+	n := e.FieldByName("slots").Len()
+	fs := e.FieldByName("flights").Elem()
+	defer lock(fs)()
+	live := fs.FieldByName("live")
+	for kind := range live.Len() {
+		n += live.Index(kind).Len()
 	}
 	return n
 }

@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // noticeProcesses notes who can't be seen to live.
@@ -247,7 +247,7 @@ func (b *book) closed(w *world) {
 	}
 	for _, key := range b.keys {
 		if v, err := w.server.Get(key + ":lease"); err == nil {
-			left(key, "the lease", v[:cache.TokenSize])
+			left(key, "the lease", v[:store.TokenSize])
 		}
 		tries, _ := w.server.SMembers(key + ":tries")
 		for _, t := range tries {

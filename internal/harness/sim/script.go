@@ -16,7 +16,7 @@ type scripts struct {
 	names map[string]string // by SHA and by source
 }
 
-// readScripts reads the scripts of packages cache and budget, whose sources they
+// readScripts reads the scripts of packages redisstore and budget, whose sources they
 // keep to themselves, from their directories, or from where an overlay file has them.
 // Those of package budget begin with what is in state.lua.
 func readScripts(dirs [2]string, overlay string) (*scripts, error) {

@@ -15,12 +15,13 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A Config says what to run.
 type Config struct {
 	Seed uint64
-	// Scripts are the directories of the scripts of packages cache and budget.
+	// Scripts are the directories of the scripts of packages redisstore and budget.
 	Scripts [2]string
 	// Overlay is the file that the test was built with through the -overlay flag
 	// of the go command: it may replace scripts. Default none.
@@ -55,12 +56,12 @@ type Result struct {
 // breaker's probes is not, so breakers open only in the seeds that are about them,
 // and those seeds do not replay ([Replays]).
 //
-// What remains are goroutines that one event wakes at once in one process, and Go's
-// select where two of its cases are ready: what they do is sorted by its content
-// before the scheduler looks, and what a batch's flights would do at one instant is
-// set apart (see steady). What isn't seen to is which of several scripts that one
-// process sends at one instant go together: about one seed in 25 gives another trace
-// the second time, more on a busy machine.
+// What remains are goroutines that one event wakes at once in one process: which of them is
+// the first caller of a shared read or flight, and which of their scripts go together. Go
+// decides that, and select where two of its cases are ready. Most of what they do is sorted
+// by its content before the scheduler looks, and what a batch's flights would do at one
+// instant is set apart (see steady). About one seed in seven gives another trace the second
+// time, more on a busy machine.
 func Run(t *testing.T, cfg Config) (r *Result) {
 	w := &world{
 		t: t, cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x57a3bede)),
@@ -150,15 +151,15 @@ func (w *world) seen(name string) { w.sights[name]++ }
 
 func (w *world) leaseOf(idempotencyKey string) string {
 	b, _ := hex.DecodeString(idempotencyKey)
-	if len(b) != cache.TokenSize {
+	if len(b) != store.TokenSize {
 		return ""
 	}
-	return w.leaseToken(cache.Token(b))
+	return w.leaseToken(store.Token(b))
 }
 
 // leaseToken is a token as a string, empty if none of the fleet has drawn it:
 // what is fetched without a lease.
-func (w *world) leaseToken(t cache.Token) string {
+func (w *world) leaseToken(t store.Token) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.byName[string(t[:8])] == nil {

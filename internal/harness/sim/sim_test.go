@@ -179,19 +179,6 @@ func workerProcess(t *testing.T, flags ...string) (string, error) {
 	return string(out), err
 }
 
-// A rule that holds now is no longer pending: take it out of sim.Pending.
-func TestPendingRulesAreStillBroken(t *testing.T) {
-	for rule, why := range sim.Pending {
-		broken := false
-		for s := uint64(1); s < 2000 && !broken; s++ {
-			broken = len(sim.Run(t, sim.Config{Seed: s, Scripts: scriptsDirs, Rules: []string{rule}}).Violations) > 0
-		}
-		if !broken {
-			t.Errorf("the rule %q holds: it was said that %s", rule, why)
-		}
-	}
-}
-
 // TestSim plays seeds. One that fails is named, and played again by
 //
 //	go test ./internal/harness/sim -run Sim -seed=N -v

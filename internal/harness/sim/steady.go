@@ -5,31 +5,55 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// steady lies between a guard and its store. It notes what leases are granted,
-// and keeps out of the guard what can't be seeded. It bounds the time until a
-// waiter's next look, which would otherwise be jittered. And where callers ask
-// for several keys, and so what several flights wait for runs out at the same
-// instant, it lets them go on one after the other: a few nanoseconds apart. So it
-// does where Gets ask for the lease unread: the read that follows an acquire
-// without an answer would run out at the instant that the wait for a flight does.
+// A steady store lies between a guard and its store. It notes which leases are granted,
+// and keeps out of the guard what can't be seeded. It bounds the time until a waiter's
+// next look, which would otherwise be jittered. Where callers ask for several keys, the
+// waits of several flights end at the same instant: it lets the flights go on one after
+// the other, a few nanoseconds apart. It does so too where Gets ask for the lease unread:
+// the read that follows an acquire without an answer would end at the instant at which
+// the wait for a flight does.
 type steady struct {
-	cache.Store
+	store.Store
 	poll  time.Duration
 	apart bool
 }
 
-func (s steady) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	r, err := s.Store.Read(ctx, key)
-	s.lag(ctx, key, err)
-	return r, err
+// Unwrap makes it a cache.Store.
+func (s steady) Unwrap() store.Store { return s }
+
+// Read implements [store.Store].
+func (s steady) Read(ctx context.Context, key string, to store.Reader) {
+	if s.apart && caller(ctx) != nil {
+		to = &laggingReader{to, func(err error) { s.lag(context.WithoutCancel(ctx), key, err) }}
+	}
+	s.Store.Read(ctx, key, to)
 }
 
-func (s steady) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
+// A laggingReader is told of an error a little later.
+type laggingReader struct {
+	store.Reader
+	lag func(error)
+}
+
+// Answered implements [store.Reader].
+func (r *laggingReader) Answered(reading *store.Reading, err error) {
+	if err == nil {
+		r.Reader.Answered(reading, nil)
+		return
+	}
+	go func() { // ends after the lag
+		r.lag(err)
+		r.Reader.Answered(reading, err)
+	}()
+}
+
+// ReadMany implements [store.Store].
+func (s steady) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *store.Reading, error)) {
 	var first error
-	s.Store.ReadMany(ctx, prefix, keys, func(i int, r *cache.Reading, err error) {
+	s.Store.ReadMany(ctx, prefix, keys, func(i int, r *store.Reading, err error) {
 		if i == 0 {
 			first = err
 		}
@@ -38,28 +62,17 @@ func (s steady) ReadMany(ctx context.Context, prefix string, keys []string, each
 	s.lag(ctx, prefix+keys[0], first)
 }
 
-func (s steady) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	a, err := s.Store.Acquire(ctx, key, ask)
-	s.bound(&a)
-	caller(ctx).answered(key, a, err)
-	s.lag(ctx, key, err)
-	return a, err
-}
-
-func (s steady) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
-	all := s.Store.AcquireMany(ctx, requests)
+// Acquire implements [store.Store].
+func (s steady) Acquire(ctx context.Context, requests []store.Request) []store.Answer {
+	all := s.Store.Acquire(ctx, requests)
 	for i := range all {
-		s.bound(&all[i].Answer)
-		caller(ctx).answered(requests[i].Key, all[i].Answer, all[i].Err)
+		if all[i].Verdict == store.Held {
+			all[i].TTL = min(all[i].TTL, s.poll)
+		}
+		caller(ctx).answered(requests[i].Key, &all[i])
 	}
 	s.lag(ctx, requests[0].Key, all[0].Err)
 	return all
-}
-
-func (s steady) bound(a *cache.Answer) {
-	if a.Verdict == cache.Held {
-		a.TTL = min(a.TTL, s.poll)
-	}
 }
 
 // caller is the op whose call, or whose flight, the context is of; nil: none.
