@@ -129,10 +129,10 @@ type Return struct {
 
 	Entry *Entry
 
-	Failed  bool
-	Failure []byte        // told to the waiters
-	Pause   time.Duration // no lease is granted for so long; counts the failures in a row (Lease.Failures)
-	Declined bool         // no fetch was made: the failure forgives the key nothing
+	Failed   bool
+	Failure  []byte        // told to the waiters
+	Pause    time.Duration // no lease is granted for so long; counts the failures in a row (Lease.Failures)
+	Declined bool          // no fetch was made: the failure forgives the key nothing
 }
 
 // Releases reports whether the lease is given back without an outcome.
