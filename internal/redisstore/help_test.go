@@ -2,12 +2,14 @@ package redisstore_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/internal/redisstore"
+	"github.com/stampedeguard/stampede/internal/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -108,4 +110,14 @@ func eventually(t testing.TB, is func() bool) {
 			t.Fatal("it never happened")
 		}
 	}
+}
+
+// masterOf is the place of the master that serves a name.
+func masterOf(t testing.TB, cluster *redistest.Cluster, name string) int {
+	t.Helper()
+	master, err := cluster.MasterFor(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Index(cluster.Masters(), master)
 }
