@@ -6,6 +6,7 @@ import (
 	"io"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -22,12 +23,13 @@ import (
 //   - A number in an any comes back with the type of its encoding: int(5) as int8.
 //   - Nil maps, slices and pointers stay nil, empty ones stay empty.
 //
-// Some things are refused, by Marshal already, so that nothing is stored that
-// can't be read: channels, functions, structs without any exported field, values
-// nested deeper than 10,000, strings interned with the tag option intern, and
-// structs that embed a pointer to a struct (tag it `msgpack:",noinline"`, give it a
-// name, or use [JSON]). The library decodes the last with the help of a goroutine
-// that never ends. A value that refers to itself must not be stored.
+// Marshal refuses what could not be decoded: channels, functions, complex numbers
+// and uintptrs; structs without any exported field; values nested deeper than
+// 10,000; strings interned with the tag option intern; and structs that embed a
+// pointer to a struct (tag it `msgpack:",noinline"`, give it a name, or use [JSON]).
+// The library decodes the last with the help of a goroutine that never ends.
+// CheckType finds most of this from the type. A value that refers to itself must not
+// be stored.
 //
 // Decoding bytes that are damaged, or made to harm, costs memory in proportion
 // to their number: the library itself believes an array's length before it has
@@ -46,6 +48,13 @@ func (MsgPack) Marshal(v any) ([]byte, error) {
 		return nil, err
 	}
 	b, err := msgpack.Marshal(v)
+	if err != nil {
+		// A type whose pointer has the encoding methods, url.URL for example, is
+		// encoded only where it can be addressed.
+		if p := addressed(v); p != nil {
+			b, err = msgpack.Marshal(p)
+		}
+	}
 	if err == nil {
 		err = checkMsgPack(b)
 	}
@@ -53,6 +62,16 @@ func (MsgPack) Marshal(v any) ([]byte, error) {
 		return nil, fmt.Errorf("cache: encoding %T as MessagePack: %w", v, err)
 	}
 	return b, nil
+}
+
+// addressed returns a pointer to a copy of v, or nil if v is a pointer already.
+func addressed(v any) any {
+	if v == nil || reflect.TypeOf(v).Kind() == reflect.Pointer {
+		return nil
+	}
+	p := reflect.New(reflect.TypeOf(v))
+	p.Elem().Set(reflect.ValueOf(v))
+	return p.Interface()
 }
 
 // Unmarshal implements [Codec]. It returns [ErrDamaged] for bytes that are not
@@ -128,7 +147,8 @@ func (r *msgPackReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// decodable reports why values of type t can't be decoded, if so.
+// decodable reports why values of type t can't be encoded or decoded, as far as the
+// type tells for certain.
 func decodable(t reflect.Type) error {
 	if t == nil {
 		return nil
@@ -137,7 +157,7 @@ func decodable(t reflect.Type) error {
 		err, _ := known.(error)
 		return err
 	}
-	err := errors.Join(findEmbeddedPointer(t, map[reflect.Type]bool{}), findNothing(t))
+	err := errors.Join(findEmbeddedPointer(t, map[reflect.Type]bool{}), msgPackTypes.check(t))
 	decodableTypes.Store(t, err)
 	return err
 }
@@ -147,7 +167,7 @@ func decodable(t reflect.Type) error {
 var decodableTypes sync.Map
 
 func findEmbeddedPointer(t reflect.Type, visited map[reflect.Type]bool) error {
-	if visited[t] || decodesItself(t) {
+	if visited[t] || msgPackTypes.decodesItself(t) {
 		return nil
 	}
 	visited[t] = true
@@ -159,57 +179,21 @@ func findEmbeddedPointer(t reflect.Type, visited map[reflect.Type]bool) error {
 	case reflect.Struct:
 		var errs []error
 		for f := range t.Fields() {
-			errs = append(errs, checkField(t, f, visited))
+			errs = append(errs, checkEmbedded(t, f, visited))
 		}
 		return errors.Join(errs...)
 	}
 	return nil
 }
 
-// findNothing reports that nothing would be stored of values of type t, or of what
-// they are made of.
-func findNothing(t reflect.Type) error {
-	const deep = 8 // a type may be a slice of itself
-	for range deep {
-		if decodesItself(t) {
-			return nil
-		}
-		switch t.Kind() {
-		case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-			t = t.Elem()
-			continue
-		case reflect.Chan, reflect.Func, reflect.UnsafePointer:
-			return fmt.Errorf("cache: MsgPack can't store a %v", t)
-		case reflect.Struct:
-			fields := reflect.VisibleFields(t)
-			stored := func(f reflect.StructField) bool { return f.IsExported() || f.Anonymous }
-			if len(fields) > 0 && !slices.ContainsFunc(fields, stored) {
-				return fmt.Errorf("cache: MsgPack would store nothing of %v, which has no exported fields; export them, or use a codec of your own", t)
-			}
-		}
+func checkEmbedded(t reflect.Type, f reflect.StructField, visited map[reflect.Type]bool) error {
+	if !msgPackTypes.stores(f) {
 		return nil
 	}
-	return nil
-}
-
-func checkField(t reflect.Type, f reflect.StructField, visited map[reflect.Type]bool) error {
-	tag := parseTag(f.Tag.Get("msgpack"))
-	if tag.skip || !f.IsExported() && !f.Anonymous {
-		return nil
-	}
-	if f.Anonymous && !tag.noinline && f.Type.Kind() == reflect.Pointer && f.Type.Elem().Kind() == reflect.Struct && !decodesItself(f.Type) {
+	_, options, _ := strings.Cut(f.Tag.Get("msgpack"), ",")
+	inline := !slices.Contains(strings.Split(options, ","), "noinline")
+	if f.Anonymous && inline && f.Type.Kind() == reflect.Pointer && f.Type.Elem().Kind() == reflect.Struct && !msgPackTypes.decodesItself(f.Type) {
 		return fmt.Errorf("cache: MsgPack can't decode %v: it embeds %v; tag the field `msgpack:\",noinline\"`, name it, or use JSON", t, f.Type)
 	}
 	return findEmbeddedPointer(f.Type, visited)
-}
-
-// decodesItself reports whether the library leaves a type's fields to the
-// type's own methods.
-func decodesItself(t reflect.Type) bool {
-	for _, own := range selfDecoders {
-		if t.Implements(own) || reflect.PointerTo(t).Implements(own) {
-			return true
-		}
-	}
-	return false
 }

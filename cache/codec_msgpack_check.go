@@ -1,14 +1,9 @@
 package cache
 
 import (
-	"encoding"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"reflect"
-	"strings"
-
-	"github.com/vmihailenco/msgpack/v5"
 )
 
 // maxNesting is how deep a value may be nested, as in encoding/json: decoding
@@ -127,24 +122,4 @@ func checkMsgPack(b []byte) error {
 		}
 	}
 	return nil
-}
-
-// selfDecoders are the interfaces whose methods the library calls instead of
-// looking at a type's fields.
-var selfDecoders = []reflect.Type{
-	reflect.TypeFor[msgpack.CustomDecoder](),
-	reflect.TypeFor[msgpack.Unmarshaler](),
-	reflect.TypeFor[encoding.BinaryUnmarshaler](),
-	reflect.TypeFor[encoding.TextUnmarshaler](),
-}
-
-type msgPackTag struct{ skip, noinline bool }
-
-func parseTag(tag string) msgPackTag {
-	name, options, _ := strings.Cut(tag, ",")
-	t := msgPackTag{skip: name == "-"}
-	for o := range strings.SplitSeq(options, ",") {
-		t.noinline = t.noinline || o == "noinline"
-	}
-	return t
 }

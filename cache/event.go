@@ -1,6 +1,9 @@
 package cache
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // EventKind says what happened. The names are stable: logs and metrics may use
 // them.
@@ -15,7 +18,7 @@ const (
 	LeaseReleased  EventKind = "lease_released"  // Token
 	FetchStarted   EventKind = "fetch_started"   // Token, Attempt; no Token without a lease
 	FetchDone      EventKind = "fetch_done"      // Token, Duration
-	FetchFailed    EventKind = "fetch_failed"    // Token, Duration, Err: an ErrNotFound or ErrNotModified, too
+	FetchFailed    EventKind = "fetch_failed"    // Token, Duration, Err
 	FillStored     EventKind = "fill_stored"     // Token, Size
 	FillRefused    EventKind = "fill_refused"    // Token, Err if the store gave one
 	FillTooLarge   EventKind = "fill_too_large"  // Token, Size
@@ -27,6 +30,9 @@ const (
 	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Err why, if a fetch failed
 	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
 	EntryDamaged   EventKind = "entry_damaged"   // Err: what is stored can't be read
+
+	FetchNotFound    EventKind = "fetch_not_found"    // Token, Duration, Err: the fetch answered ErrNotFound
+	FetchNotModified EventKind = "fetch_not_modified" // Token, Duration, Err: the fetch answered ErrNotModified
 
 	BudgetWaited    EventKind = "budget_waited"    // Duration a fetch waited for its budget
 	BudgetExhausted EventKind = "budget_exhausted" // Duration until there may be something again, Err
@@ -45,7 +51,8 @@ const (
 	BreakerClosed    EventKind = "breaker_closed"    // Node, Duration it was open
 	SubscriptionUp   EventKind = "subscription_up"   // Node
 	SubscriptionLost EventKind = "subscription_lost" // Node, Err
-	LivenessOff      EventKind = "liveness_off"      // Node, Err: the documented lesser mode
+	LivenessOff      EventKind = "liveness_off"      // Node, Err: why the store does not watch holders, and what to do; see Redis.Liveness
+	LivenessOn       EventKind = "liveness_on"       // Node: the cause of that is gone
 	MessageDamaged   EventKind = "message_damaged"   // Node, Err
 	// ProcessLate: this process notices the end of a RedisTimeout late, by Duration, and
 	// gives the call as much again: it was frozen, or is short of processor time. Node
@@ -71,4 +78,27 @@ type Event struct {
 // be quick, must not panic, and must not call the store or the guard.
 type Observer interface {
 	Observe(Event)
+}
+
+// Observers returns an Observer that tells each of the given ones, in their order:
+// one for logs and one for metrics, say. Nil ones are left out. If no other is given
+// it returns nil, which is no Observer.
+func Observers(all ...Observer) Observer {
+	all = slices.DeleteFunc(slices.Clone(all), func(o Observer) bool { return o == nil })
+	switch len(all) {
+	case 0:
+		return nil
+	case 1:
+		return all[0]
+	}
+	return observers(all)
+}
+
+type observers []Observer
+
+// Observe implements [Observer].
+func (all observers) Observe(e Event) {
+	for _, o := range all {
+		o.Observe(e)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/gob"
 	"fmt"
 	"log"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -43,6 +44,29 @@ func ExampleNewRedis() {
 	// Ada <nil> true
 }
 
+func ExampleACLRules() {
+	rules, err := cache.ACLRules("shop", false)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("ACL SETUSER shop on >password", rules)
+	// Output:
+	// ACL SETUSER shop on >password resetkeys resetchannels -@all ~shop:* &shop:* +hello +ping +get +mget +exists +pttl +time +set +getrange +setrange +del +pexpire +incr +sadd +srem +scard +smembers +hmget +hset +hincrby +eval +evalsha +publish +subscribe +unsubscribe +pubsub|numsub
+}
+
+// A redisLog takes the lines that go-redis writes to stderr otherwise.
+type redisLog struct{ logger *slog.Logger }
+
+func (l redisLog) Printf(ctx context.Context, format string, v ...any) {
+	l.logger.WarnContext(ctx, fmt.Sprintf(format, v...))
+}
+
+// The log lines of go-redis are those of all clients of the process, so the program
+// says where they go.
+func ExampleNewRedis_logLines() {
+	redis.SetLogger(redisLog{slog.Default()})
+}
+
 func ExampleNewMemory() {
 	store, err := cache.NewMemory(cache.MemoryOptions{MaxBytes: 1 << 20})
 	if err != nil {
@@ -68,13 +92,21 @@ func ExampleMemory_Join() {
 	defer here.Close()
 	there := here.Join()
 	defer there.Close()
-
-	ctx := context.Background()
-	ask := cache.Ask{TTL: time.Second, RenewFor: time.Minute, Window: 5 * time.Minute}
-	first, _ := here.Acquire(ctx, "k", ask)
-	second, _ := there.Acquire(ctx, "k", ask)
-	fmt.Println(first.Verdict, second.Verdict, second.Holder == first.Lease.Token)
-	// Output: granted held true
+	for _, s := range []cache.Store{here, there} {
+		names, err := guard.New[string](s, "names", guard.Policy{TTL: time.Minute})
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer names.Close()
+		fmt.Println(names.Get(context.Background(), "42", func(context.Context) (string, error) {
+			fmt.Println("fetching")
+			return "Ada", nil
+		}))
+	}
+	// Output:
+	// fetching
+	// Ada <nil>
+	// Ada <nil>
 }
 
 // gobCodec stores values as encoding/gob writes them.

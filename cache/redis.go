@@ -1,16 +1,12 @@
 package cache
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"slices"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/redisstore"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Options configure [NewRedis]. The zero value of each field but Namespace
@@ -22,11 +18,10 @@ type Options struct {
 	Namespace string
 
 	// RedisTimeout bounds every call to Redis, whatever the client's own
-	// timeouts and retries are: at least 1 ms. Default 250 ms. A call for many keys
-	// (ReadMany, AcquireMany, ReturnMany), and the renewal of many leases, has it once
-	// for each 250 of them. It is given once more where this process gets to notice its
-	// end more than 20 ms late, as the answer may have been waiting for the process, and
-	// not it for Redis.
+	// timeouts and retries are: at least 1 ms. Default 250 ms. A call for many keys, and
+	// the renewal of many leases, has it once for each 250 of them. It is given once more
+	// where this process gets to notice its end more than 20 ms late, as the answer may
+	// have been waiting for the process.
 	//
 	// The client is still at work on a call that was given up, until its own
 	// timeouts end it; a client with ReadTimeout and DialTimeout near this value
@@ -42,15 +37,10 @@ type Options struct {
 	// out. Default 2.
 	BreakerFailures int
 
-	// MaxInFlight bounds the calls under way at once on each Redis node, reads
-	// of different keys that share a pipeline counting as one. Further calls
-	// queue for at most RedisTimeout. Default 256.
-	MaxInFlight int
-
 	// DisableLiveness turns off the check that a lease's holder is alive, and
 	// with it takeovers and quarantines: a dead holder is then replaced when its
-	// lease expires. It is off by itself where the Redis user may not use
-	// PUBSUB or SUBSCRIBE.
+	// lease expires. The store turns it off by itself, and on again, where it can't
+	// work: see [Redis.Liveness].
 	DisableLiveness bool
 
 	// Observer is told of the breaker, of subscriptions, and when this process is late.
@@ -58,325 +48,76 @@ type Options struct {
 	Observer Observer
 }
 
-func (o Options) withDefaults() Options {
-	if o.RedisTimeout == 0 {
-		o.RedisTimeout = 250 * time.Millisecond
-	}
-	if o.BreakerFailures == 0 {
-		o.BreakerFailures = 2
-	}
-	if o.MaxInFlight == 0 {
-		o.MaxInFlight = 256
-	}
-	return o
-}
-
-func (o Options) validate() error {
-	var errs []error
-	if _, err := newKeyspace(o.Namespace); err != nil {
-		errs = append(errs, err)
-	}
-	if o.RedisTimeout < time.Millisecond {
-		errs = append(errs, fmt.Errorf("cache: Options.RedisTimeout is %v, must be at least 1ms", o.RedisTimeout))
-	}
-	if o.BreakerFailures < 1 {
-		errs = append(errs, fmt.Errorf("cache: Options.BreakerFailures is %d, must be at least 1", o.BreakerFailures))
-	}
-	if o.MaxInFlight < 1 {
-		errs = append(errs, fmt.Errorf("cache: Options.MaxInFlight is %d, must be at least 1", o.MaxInFlight))
-	}
-	return errors.Join(errs...)
-}
-
-// Redis is a [Store] that shares entries and leases through Redis. It is safe
-// for concurrent use.
+// Redis is a [Store] that shares values and leases through Redis. It is safe for
+// concurrent use.
 //
 // It keeps one subscribed connection to each Redis node besides those of the
 // client's pool.
-type Redis struct {
-	client redis.UniversalClient
-	opts   Options
-	keys   keyspace
-	minter *Minter
-	alive  string // this process's liveness channel
-	// aliveWord is alive as a word of commands.
-	aliveWord any
-	topo      topology
-	ledger    *ledger
-	ages      ages
-	noMGET    atomic.Bool // it is refused: reads do without
-
-	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
-	liveness atomic.Bool // are holders watched
-	lesser   atomic.Pointer[error]
-
-	closing atomic.Bool
-	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
-	closed  chan struct{} // Close has finished
-
-	spawning sync.RWMutex
-	ended    bool           // nothing is spawned any more
-	work     sync.WaitGroup // the store's own goroutines
-	calls    sync.WaitGroup // those that are in the Redis client
-	parked   atomic.Int32   // of those, how many wait for another call
-	next     chan func()    // to them
-	homes    homes
-	feeds    feeds
-	carried  tagTable
-}
-
-var _ Store = (*Redis)(nil)
+type Redis struct{ s *redisstore.Store }
 
 // NewRedis returns a store on the given client, which may be a [redis.Client]
 // (standalone, or a master found through Sentinel) or a [redis.ClusterClient].
 // The client stays the caller's: Close the store first, then the client.
 //
 // All commands must reach primaries, so a client that reads from replicas or
-// from a client-side cache is refused, and so is a [redis.Ring]. A Redis user
-// that may not run scripts or use the namespace's keys is told so at once. A
-// Redis that can't be reached, or that is full, is no error: the store goes to work
-// when Redis does.
+// from a client-side cache is refused, and so is a [redis.Ring]. A Redis that
+// can't be reached, or that is full, is no error: the store goes to work when Redis
+// does. A Redis user that lacks permissions is one, which names what to grant;
+// [ACLRules] returns all that it needs. Without SUBSCRIBE or PUBSUB the store works
+// in a lesser mode: see [Redis.Liveness].
 //
-// The Redis user needs the keys and channels "<namespace>:*" and the commands
-// GET PTTL EVAL EVALSHA SET GETRANGE SETRANGE DEL PEXPIRE INCR SADD SREM SCARD
-// SMEMBERS HMGET HSET HINCRBY PUBLISH SUBSCRIBE UNSUBSCRIBE PUBSUB PING, in a
-// cluster also CLUSTER SPUBLISH SSUBSCRIBE SUNSUBSCRIBE; MGET makes reads of many
-// keys faster, EXISTS a miss. Redis 6.2 or later; a cluster of Redis 7 or later
-// uses sharded channels.
+// Redis 6.2 or later; a cluster of Redis 7 or later uses sharded channels.
+//
+// NewRedis adds a hook to the client, or to those of a cluster's masters. It refuses
+// to dial on a context that has ended, and does nothing else.
 func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
-	opts = opts.withDefaults()
-	if err := errors.Join(checkClient(client), opts.validate()); err != nil {
+	o := redisstore.Options{
+		Namespace: opts.Namespace, RedisTimeout: opts.RedisTimeout, BreakerFailures: opts.BreakerFailures,
+		DisableLiveness: opts.DisableLiveness,
+	}
+	if o.RedisTimeout == 0 {
+		o.RedisTimeout = 250 * time.Millisecond
+	}
+	if o.BreakerFailures == 0 {
+		o.BreakerFailures = 2
+	}
+	if to := opts.Observer; to != nil {
+		o.Report = func(e store.Event) {
+			to.Observe(Event{Kind: EventKind(e.Kind), Node: e.Node, Duration: e.Duration, Err: e.Err})
+		}
+	}
+	s, err := redisstore.Open(client, o)
+	if err != nil {
 		return nil, err
 	}
-	keys, _ := newKeyspace(opts.Namespace)
-	s := &Redis{
-		client: client, opts: opts, keys: keys,
-		minter: NewMinter(),
-		ledger: newLedger(),
-		closed: make(chan struct{}), next: make(chan func()),
-	}
-	s.alive = keys.alive(s.minter.Process())
-	s.aliveWord = s.alive
-	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.liveness.Store(!opts.DisableLiveness)
-	if cc, ok := client.(clusterClient); ok {
-		s.topo = newClusterTopology(s, cc)
-	} else {
-		s.topo = newSingleTopology(s)
-	}
-	if err := s.probe(); err != nil {
-		_ = s.await()
-		return nil, err
-	}
-	s.topo.start()
-	s.spawn(s.renewLoop)
-	return s, nil
+	return &Redis{s}, nil
 }
 
-// Liveness tells why the store can't watch whether the holders of leases are
-// alive: the Redis user may not use PUBSUB or SUBSCRIBE, or it was turned off.
-// Nil while it can.
-func (s *Redis) Liveness() error {
-	if p := s.lesser.Load(); p != nil {
-		return *p
-	}
-	if s.opts.DisableLiveness {
-		return errors.New("cache: liveness is off (Options.DisableLiveness)")
-	}
-	return nil
-}
+// Liveness returns nil while the store watches whether the holders of leases are alive.
+// Otherwise its error says why it does not and what to do: dead holders are then replaced
+// when their leases expire.
+func (r *Redis) Liveness() error { return r.s.Liveness() }
 
-// livenessOff puts the store into the lesser mode: leases end by expiry alone.
-func (s *Redis) livenessOff(node string, why error) {
-	err := fmt.Errorf("cache: liveness is off, dead holders are replaced when their lease expires: %w", why)
-	if s.lesser.CompareAndSwap(nil, &err) {
-		s.liveness.Store(false)
-		s.observe(Event{Kind: LivenessOff, Node: node, Err: err})
-	}
-}
+// Close gives back what the store holds and ends its goroutines. It returns an error if
+// something could not be given back, which then expires by itself. Calling it again waits
+// for the first call.
+func (r *Redis) Close() error { return r.s.Close() }
 
-func (s *Redis) observe(e Event) {
-	if s.opts.Observer != nil {
-		s.opts.Observer.Observe(e)
-	}
-}
+// Unwrap is for package guard.
+func (r *Redis) Unwrap() store.Store { return r.s }
 
-// Close gives back what the store holds and ends its goroutines. The order
-// matters: while the process still counts as alive every lease it knows of is
-// released; then it is no longer watched, so that an acquire that is still on
-// its way is refused by the script; and then the tokens are released whose
-// acquire, fill or fail was never answered. Done in this order, an orderly
-// shutdown is never mistaken for a death.
+// ACLRules returns the rules of ACL SETUSER for a Redis user that serves one store in the
+// given namespace, and nothing else:
 //
-// It returns an error if something could not be given back, which then expires
-// by itself. Calling it again waits for the first call.
-func (s *Redis) Close() error {
-	if s.closing.Swap(true) {
-		<-s.closed
-		return nil
-	}
-	defer close(s.closed)
-	err := s.releaseAll(s.ledger.held())
-	s.topo.close()
-	err = errors.Join(err, s.releaseAll(s.ledger.unanswered()))
-	return errors.Join(err, s.await())
-}
-
-// releaseAll gives leases back, in parallel but for what MaxInFlight allows.
-func (s *Redis) releaseAll(leases []owned) error {
-	errs := make([]error, len(leases))
-	var wg sync.WaitGroup
-	for i, l := range leases {
-		wg.Go(func() { errs[i] = s.release(context.Background(), l.key, l.token) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-// checkClient refuses clients whose reads may be older than a write that was
-// acknowledged: a Delete would be no barrier behind them. A wrapper that embeds a
-// client shows that client's options.
-func checkClient(client redis.UniversalClient) error {
-	switch c := client.(type) {
-	case nil:
-		return errors.New("cache: NewRedis: the client is nil")
-	case *redis.Client:
-		if c == nil {
-			return errors.New("cache: NewRedis: the client is a nil *redis.Client")
-		}
-	case *redis.ClusterClient:
-		if c == nil {
-			return errors.New("cache: NewRedis: the client is a nil *redis.ClusterClient")
-		}
-	}
-	switch c := client.(type) {
-	case interface{ Options() *redis.RingOptions }:
-		return errors.New("cache: NewRedis: a redis.Ring is not supported, its keys move without notice when a shard fails; use redis.NewClient or redis.NewClusterClient")
-	case *redis.AutoPipeliner:
-		return errors.New("cache: NewRedis: pass the client itself, not its AutoPipeliner, which does not end a call with its context; the store shares pipelines by itself")
-	case interface{ Options() *redis.ClusterOptions }:
-		o := c.Options()
-		if o.ReadOnly || o.RouteByLatency || o.RouteRandomly {
-			return errors.New("cache: NewRedis: the cluster client reads from replicas (ReadOnly, RouteByLatency or RouteRandomly), where a Delete may not have arrived; use a client without them")
-		}
-	case interface{ Options() *redis.Options }:
-		if o := c.Options(); o.ClientSideCache != nil || o.ClientSideCacheConfig != nil {
-			return errors.New("cache: NewRedis: the client has a client-side cache, where a Delete may not have arrived; use a client without it")
-		}
-	}
-	return nil
-}
-
-// probe asks Redis once for what the store will need, so that a missing
-// permission shows at the start. What can't be reached is let pass.
-func (s *Redis) probe() error {
-	ctx, cancel := context.WithTimeout(s.ctx, 4*s.opts.RedisTimeout)
-	defer cancel()
-	if err := s.topo.load(ctx); err != nil {
-		return s.probeFailed(err)
-	}
-	// A key of this process alone, so that no two probes meet.
-	key := "stampede-probe-" + s.minter.Process().String()
-	if err := s.rehearse(ctx, key); err != nil {
-		return s.probeFailed(err)
-	}
-	n, err := s.topo.node(s.keys.names(key).wake)
-	if err != nil {
-		return s.probeFailed(err)
-	}
-	err = s.do(ctx, n, "PUBSUB NUMSUB", func(ctx context.Context) error {
-		return n.client.PubSubNumSub(ctx, s.alive).Err()
-	})
-	if errors.Is(err, ErrRefused) {
-		s.livenessOff(n.addr, err)
-	}
-	return nil
-}
-
-// rehearse does once, to a key of nobody's, all that will be done to keys.
-func (s *Redis) rehearse(ctx context.Context, key string) error {
-	names := s.keys.names(key)
-	if _, err := s.Read(ctx, key); err != nil {
-		return err
-	}
-	// The scripts publish with pcall, which would swallow a refusal, and look
-	// through tries only where processes have died.
-	for _, cmd := range [][]any{{s.publish(), names.wake, ""}, {"SMEMBERS", names.tries}} {
-		n, err := s.topo.node(names.wake)
-		if err != nil {
-			return err
-		}
-		err = s.do(ctx, n, fmt.Sprint(cmd[0]), func(ctx context.Context) error {
-			return s.client.Process(ctx, once{redis.NewCmd(ctx, cmd...)})
-		})
-		if err != nil {
-			return err
-		}
-	}
-	ask := Ask{TTL: time.Second, MaxAttempts: 1, Window: time.Minute}
-	entry := &Entry{Kind: Value, TTL: time.Second, Tags: []string{key}}
-	granted := func() (*Lease, error) {
-		token := s.minter.Token()
-		inv := s.acquiring(s.keys.words(key), token, &ask, Token{})
-		inv.words[len(inv.words)-1] = 0 // nobody is subscribed yet
-		return NewLease(key, token), s.carryOut(ctx, "acquire", inv)
-	}
-	steps := []func() error{
-		func() error { l, err := granted(); return errors.Join(err, s.fail(ctx, l, time.Millisecond)) },
-		func() error { return s.Reset(ctx, key) },
-		func() error { l, err := granted(); return errors.Join(err, s.release(ctx, l.Key, l.Token)) },
-		func() error { return s.Set(ctx, key, entry) },
-		func() error { return s.ExpireTag(ctx, key) },
-		func() error { return s.Expire(ctx, key) },
-		func() error { return s.Delete(ctx, key) },
-		func() error { return s.forgetTag(ctx, key) },
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// forgetTag removes a tag's record.
-func (s *Redis) forgetTag(ctx context.Context, tag string) error {
-	name := s.keys.tag(tag)
-	n, err := s.topo.node(name)
-	if err != nil {
-		return err
-	}
-	return s.do(ctx, n, "DEL", func(ctx context.Context) error {
-		return s.client.Process(ctx, once{redis.NewCmd(ctx, "del", name)})
-	})
-}
-
-func (s *Redis) fail(ctx context.Context, l *Lease, pause time.Duration) error {
-	_, err := s.Fail(ctx, l, nil, pause)
-	return err
-}
-
-// publish is the command by which scripts wake those who wait: a string.
-func (s *Redis) publish() any {
-	if s.sharded.Load() {
-		return "SPUBLISH"
-	}
-	return "PUBLISH"
-}
-
-// probeFailed is what NewRedis says of a failed probe. A Redis that is full, or can't
-// save, may be asked for what is stored and will take more one day: it is no reason
-// not to start.
-func (s *Redis) probeFailed(err error) error {
-	says := func(words ...string) bool { // in a script it is within another error
-		return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(err.Error(), word) })
-	}
-	switch {
-	case !errors.Is(err, ErrRefused), says("OOM ", "MISCONF "):
-		return nil
-	case says("NOAUTH ", "WRONGPASS ", "DB index"):
-		return fmt.Errorf("cache: NewRedis: Redis turns the client away: check its Username, Password and DB: %w", err)
-	}
-	return fmt.Errorf("cache: NewRedis: this Redis user can't do what the store needs (see NewRedis for the list of commands, keys and channels to grant): %w", err)
+//	rules, err := cache.ACLRules("app", false)
+//	// ACL SETUSER app on >password <rules>
+//
+// The rules replace all keys, channels and commands that the user had. A cluster needs a
+// few more commands, and the user on each of its nodes; before Redis 7 it does not know
+// the three that begin with "s" and end with "publish" or "subscribe", which are to be
+// left out there. A client with Options.DB needs +select as well, one with ClientName
+// +client|setname, and a budget (package budget) its own keys. The error is about the
+// namespace, as that of NewRedis.
+func ACLRules(namespace string, cluster bool) (string, error) {
+	return redisstore.ACLRules(namespace, cluster)
 }

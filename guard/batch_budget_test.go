@@ -357,7 +357,7 @@ func TestRefreshWaitsForItsBudget(t *testing.T) {
 		g := payers(w, 1, every(10*time.Second), policy(waits, func(p *guard.Policy) { p.Stale = time.Hour }))[0]
 		o := &origin{}
 		get(w, g.Guard, "k", o.fetch)
-		if v, err := g.Refresh(w.Context(), "k", o.fetch); err != nil || v != "v2" {
+		if v, err := g.Get(w.Context(), "k", o.fetch, guard.MaxAge(0)); err != nil || v != "v2" {
 			w.Errorf("%q, %v", v, err)
 		}
 	})

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A BatchError says which keys of [Guard.GetMany] failed, and why. A fetch may
+// A BatchError says which keys of a call for many failed, and why. A fetch may
 // return one too, for the keys it couldn't get; it is the caller's to read, and
 // not to change.
 type BatchError struct {
@@ -120,4 +120,18 @@ func (f *manyFailure) forKey(key string, found bool) error {
 		return f.whole
 	}
 	return ErrNotFound
+}
+
+// batchError is the error of a call for many keys, some of which may have failed.
+func (e *engine) batchError(keys []string, errs []error) error {
+	failed := map[string]error{}
+	for i, err := range errs {
+		if err != nil {
+			failed[keys[i]] = err
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	return &BatchError{Errs: failed, hideKeys: e.policy.HideKeys}
 }

@@ -55,31 +55,6 @@ func (t *Turn[V]) end(value *V, err error) bool {
 	})
 }
 
-// Begin returns a value that is stored and may be served, as [Guard.Load] does, or that
-// another caller fetched while this one waited. If this caller is to fetch, it returns a
-// Turn and the last value, if there is one, in its Stale. Errors as of Load.
-//
-// refresh is called, on a goroutine of its own, with the turn to refresh a value that
-// is served: it must end the turn. Nil: such values are not refreshed.
-func (g *Guard[V]) Begin(ctx context.Context, key string, refresh func(*Turn[V]), opts ...CallOption) (Result[V], *Turn[V], error) {
-	maxAge := maxAgeOf(opts)
-	if n := g.nearValue(ctx, key, maxAge); n != nil {
-		return g.nearResult(n), nil, nil
-	}
-	o := g.engine.get(ctx, key, maxAge, func() *call {
-		c := &call{told: true, steps: true}
-		if refresh != nil {
-			c.refreshed = func(t *openTurn) { refresh(turnOf[V](t)) }
-		}
-		return c
-	})
-	if o.turn != nil {
-		return Result[V]{}, turnOf[V](o.turn), nil
-	}
-	r, err := g.resultOf(o)
-	return r, nil, err
-}
-
 func turnOf[V any](t *openTurn) *Turn[V] { return &Turn[V]{fillOf[V](t.fill), t} }
 
 // An openTurn is a Turn without its type.
@@ -90,6 +65,7 @@ type openTurn struct {
 	fill  *fill
 	ctx   context.Context
 	began time.Time
+	frame *frame
 	x     Expense // nil: there is no budget
 
 	mu     sync.Mutex
@@ -98,10 +74,11 @@ type openTurn struct {
 }
 
 // openTurn starts a turn that its caller ends.
-func (e *engine) openTurn(ctx context.Context, p *part, t *turn, r *fill, x Expense) *openTurn {
+func (e *engine) openTurn(ctx context.Context, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
 	timeout := &timedOut{e, r.key, 1}
 	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
+	ctx, o.frame = enter(ctx, e, keys)
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
 	e.reportStart([]*fill{r})
 	context.AfterFunc(o.ctx, func() {
@@ -122,6 +99,7 @@ func (o *openTurn) end(answer func(*fill)) bool {
 		return false
 	}
 	answer(o.fill)
+	o.frame.ended.Store(true)
 	if o.x != nil {
 		o.x.Settle(o.fill.cost)
 	}
@@ -172,7 +150,7 @@ func (o *offer) leave() *openTurn {
 
 // hand gives a turn to the caller that is to fetch and waits for its end.
 func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
-	o := l.e.openTurn(p.ctx, p, t, r, paid.expense)
+	o := l.e.openTurn(p.ctx, p, t, r, &p.keys, paid.expense)
 	if l.refresh != nil {
 		l.refresh(o)
 	} else if !l.offer.give(o) {

@@ -8,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 )
 
@@ -54,7 +53,7 @@ func TestBeginGivesOneTurnInTheFleet(t *testing.T) {
 			w.Error("a turn that is over stored a value")
 		}
 		r, turn, err := fleet[1].Begin(context.Background(), "k", nil)
-		if err != nil || turn != nil || r.Value != "v" || r.Source != guard.FromRedis {
+		if err != nil || turn != nil || r.Value != "v" || r.Source != guard.FromStore {
 			w.Errorf("Begin returned %v, turn %v, error %v afterwards", r, turn, err)
 		}
 	})
@@ -108,8 +107,7 @@ func TestReleasedTurnGoesToAWaiter(t *testing.T) {
 func TestTurnOfACallerThatLeftGoesToAnother(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		elsewhere, g := w.open(), w.fleet(1, policy())[0]
-		a, err := elsewhere.Acquire(context.Background(), "g:k", cache.Ask{TTL: 10 * time.Second, RenewFor: 10 * time.Second, Window: time.Minute})
-		must(w, err)
+		lease := held(w, elsewhere, "g:k")
 		ctx, leave := context.WithCancel(context.Background())
 		left := make(chan error)
 		go func() {
@@ -127,7 +125,7 @@ func TestTurnOfACallerThatLeftGoesToAnother(t *testing.T) {
 		if err := <-left; !errors.Is(err, context.Canceled) {
 			w.Errorf("the caller that left got %v", err)
 		}
-		must(w, elsewhere.Release(context.Background(), a.Lease))
+		released(w, elsewhere, lease)
 		start := time.Now()
 		turn := <-taken
 		if turn == nil || time.Since(start) > time.Second {
@@ -224,7 +222,7 @@ func TestTurnRefreshesAValueThatIsServed(t *testing.T) {
 			w.Errorf("background %v, stale %v", turn.Background(), turn.Fill.Stale)
 		}
 		turn.Fail(guard.ErrNotModified)
-		if r, _, _ := g.Begin(context.Background(), "k", nil); r.Value != "v1" || r.Source != guard.FromRedis {
+		if r, _, _ := g.Begin(context.Background(), "k", nil); r.Value != "v1" || r.Source != guard.FromStore {
 			w.Errorf("%v after the refresh", r)
 		}
 	})
@@ -262,6 +260,6 @@ func TestTurnSettlesItsBudget(t *testing.T) {
 type purse struct{ settled int }
 
 func (p *purse) Spend(context.Context, guard.Spending) (guard.Expense, error) { return p, nil }
-func (p *purse) Exhausted(guard.Priority) bool                                 { return false }
-func (p *purse) Known() guard.BudgetState                                      { return guard.BudgetState{} }
-func (p *purse) Settle(n int)                                                  { p.settled += n }
+func (p *purse) Exhausted(guard.Priority) bool                                { return false }
+func (p *purse) Known() guard.BudgetState                                     { return guard.BudgetState{} }
+func (p *purse) Settle(n int)                                                 { p.settled += n }

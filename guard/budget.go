@@ -73,10 +73,23 @@ func (p Priority) String() string {
 // made, and that the call was not made. It crosses processes: errors.As finds it
 // in a [RemoteError] too.
 type ExhaustedError struct {
-	Budget     string        // its name
-	RetryAfter time.Duration // when there may be something again, as far as is known
+	Budget string // its name
+	// RetryAfter is when there may be something again, as far as was known when the
+	// error was made; those who wait for the budget in this process come first.
+	RetryAfter time.Duration
+	// Waited is for how long the call waited in vain, and Allows is what the budget
+	// allows, in words. Both stay in the process.
+	Waited time.Duration
+	Allows string
 }
 
 func (e *ExhaustedError) Error() string {
-	return fmt.Sprintf("guard: the budget %q is exhausted, retry after %v", e.Budget, e.RetryAfter)
+	text := fmt.Sprintf("guard: the budget %q is exhausted", e.Budget)
+	if e.Waited > 0 {
+		text += fmt.Sprintf(", the call waited %v for it", e.Waited.Round(time.Millisecond))
+	}
+	if e.Allows != "" {
+		text += "; it allows " + e.Allows
+	}
+	return text + fmt.Sprintf("; retry after %v", e.RetryAfter)
 }

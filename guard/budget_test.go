@@ -24,7 +24,7 @@ type payer struct {
 func payers(w *world, n int, l budget.Limit, p guard.Policy) []payer {
 	all := make([]payer, n)
 	for i := range all {
-		b, err := budget.New(w.server.Client(), "vendor", l, budget.Options{Observer: awayTeller{w}})
+		b, err := budget.New(w.server.Client(), "vendor", l, budget.Options{Namespace: "test", Observer: awayTeller{w}})
 		must(w, err)
 		w.Cleanup(func() { _ = b.Close() })
 		p.Budget = b

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A call is one call of Get, Load, GetMany or LoadMany: its caller waits in it until
@@ -37,8 +38,9 @@ const anyAge = -1
 // A want is one key of a call.
 type want struct {
 	key    string
-	rd     read   // the last read by this call
-	ticket ticket // of the first round: a later one may accept an outcome that rests on a command as old
+	rd     *read   // the last read by this call; nil: none
+	lookup *lookup // to be left once the call has joined a flight; nil: none
+	ticket ticket  // of the first round: a later one may accept an outcome that rests on a command as old
 	out    *outcome
 
 	f       *flight
@@ -46,23 +48,6 @@ type want struct {
 	first   bool
 	offer   *offer // of a turn, to a call that fetches in steps; nil: none
 	offered bool   // the stale value was considered at SoftTimeout
-}
-
-// A read is what a caller has read, and when. The zero read is none.
-type read struct {
-	reading *cache.Reading // nil: none, or an error
-	err     error
-	at      time.Time // before it was sent
-}
-
-func (rd *read) none() bool { return rd.reading == nil && rd.err == nil }
-
-// keep makes a read of a reading that was only lent.
-func keep(r *cache.Reading, err error, at time.Time) read {
-	if err != nil || r == nil {
-		return read{err: err, at: at} // without either: nothing was read
-	}
-	return read{reading: r.Keep(), at: at}
 }
 
 // resolve takes each key that was looked at and could not be served to its outcome.
@@ -85,9 +70,19 @@ func (c *call) resolve(all []*want) {
 			c.waitOver = false
 		}
 	}
+	for _, w := range all {
+		c.leaveLookup(w)
+	}
 	c.mask(all)
 	c.fetchInstead(all)
 	c.finish(all)
+}
+
+func (c *call) leaveLookup(w *want) {
+	if w.lookup != nil {
+		c.e.lookups.leave(w.lookup)
+		w.lookup = nil
+	}
 }
 
 func (c *call) kind() flightKind { return kindFor(c.maxAge) }
@@ -113,14 +108,14 @@ func (c *call) read(ws []*want) {
 	switch len(ws) {
 	case 0:
 	case 1:
-		ws[0].rd = c.e.read(c.ctx, ws[0].key)
+		ws[0].rd = c.e.lookups.read(c.ctx, ws[0].key)
 	default:
 		keys := make([]string, len(ws))
 		for i, w := range ws {
 			keys[i] = w.key
 		}
 		at := time.Now()
-		c.e.readMany(c.ctx, keys, func(i int, r *cache.Reading, err error) { ws[i].rd = keep(r, err, at) })
+		c.e.readMany(c.ctx, keys, func(i int, r *store.Reading, err error) { ws[i].rd = keep(r, err, at) })
 	}
 }
 
@@ -160,7 +155,7 @@ func (c *call) outside(ws []*want) []*want {
 		if !within(c.ctx, c.e, w.key) {
 			return false
 		}
-		w.out = c.e.reentrant(w.key)
+		w.out = reentrant(c.e, w.key)
 		return true
 	})
 }
@@ -178,26 +173,53 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 		w.f, w.result, w.first = c.e.flights.join(kind, w.key, number, func() *flight {
 			f := l.open(kind, w.key, number, w.rd)
 			if f.solo = solo; !solo {
-				f.next = make(chan cache.Acquired, 1)
+				f.next = make(chan store.Answer, 1)
 			}
 			return f
 		})
+		c.leaveLookup(w)
 	}
+	joined, done := c.enterWaits(ws, number)
+	defer done()
 	if !solo {
 		l.start()
 	}
-	for i, w := range ws {
-		if w.f == nil {
-			w.out = closedOutcome()
+	for i, w := range joined {
+		w.out = c.await(kind, w, joined[i:], number)
+		c.e.flights.leave(w.f, number)
+	}
+	for _, w := range ws {
+		if w.offer == nil || w.out.turn != nil {
 			continue
 		}
-		w.out = c.await(kind, w, ws[i:], number)
-		if c.steps && w.out.turn == nil {
-			if t := w.offer.leave(); t != nil { // given at this very moment
-				t.release()
-			}
+		if t := w.offer.leave(); t != nil { // given at this very moment
+			t.release()
 		}
-		c.e.flights.leave(w.f, number)
+	}
+}
+
+// enterWaits returns the keys whose flights can be waited for. To wait for one that waits
+// for the fetch that this call is made from would have no end.
+func (c *call) enterWaits(ws []*want, number uint64) (joined []*want, done func()) {
+	inner := frameOf(c.ctx)
+	for _, w := range ws {
+		switch {
+		case w.f == nil:
+			w.out = closedOutcome()
+		case inner != nil && !inner.await(w.f):
+			w.out = deadlocked(c.e, w.key)
+			c.e.flights.leave(w.f, number)
+		default:
+			joined = append(joined, w)
+		}
+	}
+	return joined, func() {
+		if inner == nil {
+			return
+		}
+		for _, w := range joined {
+			inner.done(w.f)
+		}
 	}
 }
 
@@ -219,12 +241,12 @@ func (c *call) await(kind flightKind, w *want, rest []*want, number uint64) *out
 		}
 		if c.softOver && kind == foreground && !w.offered {
 			w.offered = true
-			w.f.borrow(number, &w.rd)
-			if o := e.mask(c, w.key, &outcome{err: errSoftTimeout}, &w.rd); o.err == nil {
+			w.rd = w.f.borrow(number, w.rd)
+			if o := c.maskOne(w, &outcome{err: errSoftTimeout}); o.err == nil {
 				return o
 			}
 		}
-		if c.waitOver && !w.owned() {
+		if c.waitOver && w.mayLeave() {
 			return c.waitedTooLong(w.key)
 		}
 		select {
@@ -254,19 +276,28 @@ func (c *call) await(kind flightKind, w *want, rest []*want, number uint64) *out
 
 // take is the outcome that a flight's result holds for this caller.
 func (w *want) take(res singleflight.Result, number uint64) *outcome {
-	w.f.borrow(number, &w.rd)
+	w.rd = w.f.borrow(number, w.rd)
 	return res.Val.(*outcome).forCaller(number, w.first)
 }
 
 // owned reports whether the call waits for its own fetch, which has a bound of its own,
 // or is about to make it.
 func (w *want) owned() bool {
-	return w.first && w.f != nil && (w.f.kind == local || w.f.won.Load())
+	return w.first && w.f != nil && (w.f.kind == local || w.f.runner.Load() == flightRuns)
+}
+
+// mayLeave reports whether the call may stop waiting after WaitTimeout: not for its own
+// fetch. Under StaleOrFetch it takes its fetch along.
+func (w *want) mayLeave() bool {
+	if !w.first || w.f.kind == local || w.f.e.policy.OnWaitTimeout != StaleOrFetch {
+		return !w.owned()
+	}
+	return w.f.runner.CompareAndSwap(noRunner, callerRuns)
 }
 
 func unread(ws []*want) (some []*want) {
 	for _, w := range ws {
-		if w.rd.none() {
+		if w.rd == nil {
 			some = append(some, w)
 		}
 	}
@@ -348,11 +379,11 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 			fills = e.givenUp(fills, err)
 		case c.steps:
 			fills[0].cost = paid.cost
-			some[0].out = &outcome{turn: e.openTurn(c.ctx, nil, nil, fills[0], paid.expense), source: source}
+			some[0].out = &outcome{turn: e.openTurn(c.ctx, nil, nil, fills[0], &fetchKeys{fetch: index, now: n}, paid.expense), source: source}
 			continue
 		default:
 			fills[0].cost = paid.cost
-			fills = e.runFetch(ctx, c.fetch, fills, &fetchKeys{index, n}, paid.expense)
+			fills = e.runFetch(ctx, c.fetch, fills, &fetchKeys{fetch: index, now: n}, paid.expense)
 		}
 		for i, r := range fills {
 			some[i].out = &outcome{value: r.value, err: r.err, source: source}
@@ -377,7 +408,7 @@ func (c *call) mask(all []*want) {
 		}
 	}
 	for _, w := range failed {
-		w.out = e.mask(c, w.key, w.out, &w.rd)
+		w.out = c.maskOne(w, w.out)
 	}
 }
 
@@ -413,10 +444,9 @@ func (c *call) refresh(ws []*want) {
 	var joined []*flight
 	for _, w := range ws {
 		f, _, first := e.flights.join(background, w.key, 0, func() *flight {
-			// Other keys may have been waited for since w.out.at.
-			f := l.open(background, w.key, 0, read{reading: w.out.refresh, at: w.out.at})
+			f := l.open(background, w.key, 0, w.out.refresh)
 			if f.solo = solo; !solo {
-				f.next = make(chan cache.Acquired, 1)
+				f.next = make(chan store.Answer, 1)
 			}
 			return f
 		})

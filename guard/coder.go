@@ -8,6 +8,7 @@ import (
 	"github.com/klauspost/compress/s2"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A coder turns values of a guard's type into payloads and back. Values travel
@@ -105,16 +106,16 @@ type packer struct {
 }
 
 // pack makes the entry of a value.
-func (p *packer) pack(value any) (*cache.Entry, error) {
+func (p *packer) pack(value any) (*store.Entry, error) {
 	payload, err := p.encode(value)
 	if err != nil {
 		return nil, err
 	}
-	entry := &cache.Entry{Kind: cache.Value, Codec: p.codec.ID(), Payload: payload}
+	entry := &store.Entry{Kind: store.Value, Codec: p.codec.ID(), Payload: payload}
 	if len(payload) <= p.policy.MaxBytes && p.policy.CompressAbove > 0 && len(payload) > p.policy.CompressAbove {
-		if packed := cache.Compress(payload); len(packed) < len(payload) {
+		if packed := compress(payload); len(packed) < len(payload) {
 			entry.Payload = packed
-			entry.Flags |= cache.FlagCompressed
+			entry.Flags |= store.FlagCompressed
 		}
 	}
 	return entry, nil
@@ -122,8 +123,8 @@ func (p *packer) pack(value any) (*cache.Entry, error) {
 
 // encodedSize is the size of an entry's payload before it was compressed, as far as
 // can be told.
-func encodedSize(e *cache.Entry) int {
-	if e.Flags&cache.FlagCompressed != 0 {
+func encodedSize(e *store.Entry) int {
+	if e.Flags&store.FlagCompressed != 0 {
 		if n, err := s2.DecodedLen(e.Payload); err == nil {
 			return n
 		}
@@ -144,33 +145,30 @@ func (p *packer) encode(value any) (payload []byte, err error) {
 	return payload, nil
 }
 
-// unpack returns the value of a reading, decoded once for all who share it. So it
-// is reported once, too, if it can't be.
-func (p *packer) unpack(key string, r *cache.Reading) (any, error) {
-	first := false
-	value, err := r.Memo(func(r *cache.Reading) (any, error) {
-		first = true
-		return p.decode(r, p.coder.decode)
+// unpack returns the value that was read, decoded once for all callers that share the
+// read. A value that can't be decoded is reported once, too.
+func (p *packer) unpack(key string, rd *read) (any, error) {
+	rd.decoding.Do(func() {
+		if rd.value, rd.damage = p.decode(rd.reading, p.coder.decode); rd.damage != nil {
+			p.damaged(key, rd.reading, rd.damage)
+		}
 	})
-	if err != nil && first {
-		p.damaged(key, r, err)
-	}
-	return value, err
+	return rd.value, rd.damage
 }
 
 // decode is unpack without its memory, by one of the coder's ways.
-func (p *packer) decode(r *cache.Reading, decode func([]byte) (any, error)) (value any, err error) {
+func (p *packer) decode(r *store.Reading, decode func([]byte) (any, error)) (value any, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = fmt.Errorf("%w: the codec panicked: %v", cache.ErrDamaged, v)
+			err = fmt.Errorf("%w: the codec panicked: %v", store.ErrDamaged, v)
 		}
 	}()
 	payload := r.Entry.Payload
 	if r.Entry.Codec != p.codec.ID() {
-		return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", cache.ErrDamaged, r.Entry.Codec, p.codec.ID())
+		return nil, fmt.Errorf("%w: the entry's codec is %d, this guard's is %d", store.ErrDamaged, r.Entry.Codec, p.codec.ID())
 	}
-	if r.Entry.Flags&cache.FlagCompressed != 0 {
-		if payload, err = cache.Decompress(payload, p.policy.MaxBytes); err != nil {
+	if r.Entry.Flags&store.FlagCompressed != 0 {
+		if payload, err = decompress(payload, p.policy.MaxBytes); err != nil {
 			return nil, err
 		}
 	}
@@ -178,6 +176,6 @@ func (p *packer) decode(r *cache.Reading, decode func([]byte) (any, error)) (val
 }
 
 // damaged reports an entry that can't be read.
-func (p *packer) damaged(key string, r *cache.Reading, err error) {
-	p.events.report(cache.EntryDamaged, Event{Key: key, Token: r.Entry.Version, Err: err})
+func (p *packer) damaged(key string, r *store.Reading, err error) {
+	p.events.report(cache.EntryDamaged, Event{Key: key, Token: cache.Token(r.Entry.Version), Err: err})
 }

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // This file holds the decisions, apart from everything that carries them out:
@@ -27,22 +27,22 @@ const (
 // The header knows two bounds, fresh and hard. Between them lies the time a
 // stale value may be served: first while it is refreshed, and in the last part
 // of it, which is StaleIfError - Stale long, only when a fetch has failed.
-func decide(r *cache.Reading, p *Policy) action {
+func decide(r *store.Reading, p *Policy) action {
 	if !r.Found {
 		return fetch
 	}
 	fresh := r.Fresh()
 	switch r.Entry.Kind {
-	case cache.Negative:
+	case store.Negative:
 		if fresh {
 			return notFound
 		}
 		return fetch
-	case cache.Bypass:
+	case store.Bypass:
 		switch {
 		case !fresh:
 			return fetch
-		case r.Entry.Flags&cache.FlagTooLarge != 0:
+		case r.Entry.Flags&store.FlagTooLarge != 0:
 			return fetchLocal
 		}
 		return fetchAlone
@@ -62,28 +62,28 @@ func onlyIfError(p *Policy) time.Duration { return p.StaleIfError - p.Stale }
 
 // servedStale reports whether there is another part, in which it is served without
 // asking.
-func servedStale(r *cache.Reading, p *Policy) bool {
-	return r.Entry.Flags&cache.FlagIfError == 0 && r.Entry.TTL-r.Entry.FreshFor > onlyIfError(p)
+func servedStale(r *store.Reading, p *Policy) bool {
+	return r.Entry.Flags&store.FlagIfError == 0 && r.Entry.TTL-r.Entry.FreshFor > onlyIfError(p)
 }
 
 // staleAllowed reports whether the entry's own terms leave any time to serve it
 // stale. A value that is fresh to its very end may not be, even expired by hand.
 // Nor may one that never was fresh, as it was for those who waited for it, or one
 // that is only kept to be validated.
-func staleAllowed(r *cache.Reading) bool {
-	return r.Entry.FreshFor > 0 && r.Entry.TTL > r.Entry.FreshFor && r.Entry.Flags&cache.FlagKept == 0
+func staleAllowed(r *store.Reading) bool {
+	return r.Entry.FreshFor > 0 && r.Entry.TTL > r.Entry.FreshFor && r.Entry.Flags&store.FlagKept == 0
 }
 
 // servableIfError reports whether a reading may stand in for a fetch that
 // failed, waited after it was read.
-func servableIfError(r *cache.Reading, waited time.Duration) bool {
-	return r != nil && r.Found && r.Entry.Kind == cache.Value && staleAllowed(r) && r.Left > waited
+func servableIfError(r *store.Reading, waited time.Duration) bool {
+	return r != nil && r.Found && r.Entry.Kind == store.Value && staleAllowed(r) && r.Left > waited
 }
 
 // livedOn is for how long callers can live on such a reading: where it may not stand
 // in for the error (masks), only while it is served without asking. So is a fresh one
 // that was due to be refreshed, for which there is time enough to end the pause.
-func livedOn(r *cache.Reading, waited time.Duration, masks bool, p *Policy) time.Duration {
+func livedOn(r *store.Reading, waited time.Duration, masks bool, p *Policy) time.Duration {
 	switch {
 	case masks && staleAllowed(r):
 		return r.Left - waited
@@ -117,14 +117,14 @@ func errorPause(p *Policy, failures int) time.Duration {
 // be shared only with those who wait for it is gone as soon as can be.
 func lifetime(f *fill, p *Policy) (fresh, hard time.Duration) {
 	if f.ttl <= 0 && f.staleUse == OnlyValidate && f.staleFor > 0 {
-		return 0, min(max(f.staleFor, time.Millisecond), cache.MaxTTL)
+		return 0, min(max(f.staleFor, time.Millisecond), store.MaxTTL)
 	}
 	if f.ttl <= 0 {
 		return 0, time.Millisecond
 	}
-	fresh = min(freshFor(f.ttl, p.Jitter), cache.MaxTTL)
+	fresh = min(freshFor(f.ttl, p.Jitter), store.MaxTTL)
 	if f.staleFor < 0 {
 		return fresh, fresh
 	}
-	return fresh, min(fresh+min(f.staleFor, cache.MaxTTL)+(p.StaleIfError-p.Stale), cache.MaxTTL)
+	return fresh, min(fresh+min(f.staleFor, store.MaxTTL)+(p.StaleIfError-p.Stale), store.MaxTTL)
 }

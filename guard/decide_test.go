@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 func TestDecisions(t *testing.T) {
@@ -20,41 +20,41 @@ func TestDecisions(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		policy guard.Policy
-		kind   cache.Kind
-		flags  cache.Flags
+		kind   store.Kind
+		flags  store.Flags
 		fresh  time.Duration
 		hard   time.Duration
 		age    time.Duration
 		want   string
 	}{
-		{"young", plain, cache.Value, 0, 10 * s, 10 * s, 0, "serve"},
-		{"just fresh", plain, cache.Value, 0, 10 * s, 10 * s, 10*s - 1, "serve"},
-		{"just not", plain, cache.Value, 0, 10 * s, 10 * s, 10 * s, "fetch"},
-		{"stale", stale, cache.Value, 0, 10 * s, 30 * s, 10 * s, "serve stale"},
-		{"stale to the end", stale, cache.Value, 0, 10 * s, 30 * s, 30*s - 1, "serve stale"},
-		{"over", stale, cache.Value, 0, 10 * s, 30 * s, 30 * s, "fetch"},
-		{"only if a fetch fails", ifError, cache.Value, 0, 10 * s, 40 * s, 10 * s, "fetch"},
-		{"while refreshing", both, cache.Value, 0, 10 * s, 60 * s, 29 * s, "serve stale"},
-		{"later only if a fetch fails", both, cache.Value, 0, 10 * s, 60 * s, 30 * s, "fetch"},
-		{"the entry forbids stale", stale, cache.Value, 0, 10 * s, 10 * s, 10 * s, "fetch"},
-		{"expired by hand", stale, cache.Value, cache.FlagExpired, 10 * s, 30 * s, s, "serve stale"},
-		{"expired by hand, stale not allowed", plain, cache.Value, cache.FlagExpired, 10 * s, 10 * s, s, "fetch"},
-		{"expired by hand, stale only if a fetch fails", ifError, cache.Value, cache.FlagExpired, 10 * s, 40 * s, s, "fetch"},
-		{"expired by hand, both", both, cache.Value, cache.FlagExpired, 10 * s, 60 * s, s, "serve stale"},
-		{"stale, only if a fetch fails", stale, cache.Value, cache.FlagIfError, 10 * s, 30 * s, 10 * s, "fetch"},
-		{"fresh, only if a fetch fails", stale, cache.Value, cache.FlagIfError, 10 * s, 30 * s, 9 * s, "serve"},
-		{"kept to be validated", stale, cache.Value, cache.FlagKept, 10 * s, 30 * s, 10 * s, "fetch"},
-		{"fresh, then kept", stale, cache.Value, cache.FlagKept, 10 * s, 30 * s, 9 * s, "serve"},
-		{"kept, never fresh", stale, cache.Value, cache.FlagKept, 0, 30 * s, 0, "fetch"},
-		{"negative", stale, cache.Negative, 0, 5 * s, 5 * s, s, "not found"},
-		{"negative, over", stale, cache.Negative, 0, 5 * s, 5 * s, 5 * s, "fetch"},
-		{"negative, expired by hand", stale, cache.Negative, cache.FlagExpired, 5 * s, 5 * s, s, "fetch"},
-		{"bypass", stale, cache.Bypass, 0, 5 * s, 5 * s, s, "fetch alone"},
-		{"bypass, too large", stale, cache.Bypass, cache.FlagTooLarge, 5 * s, 5 * s, s, "fetch locally"},
-		{"bypass, over", stale, cache.Bypass, 0, 5 * s, 5 * s, 5 * s, "fetch"},
+		{"young", plain, store.Value, 0, 10 * s, 10 * s, 0, "serve"},
+		{"just fresh", plain, store.Value, 0, 10 * s, 10 * s, 10*s - 1, "serve"},
+		{"just not", plain, store.Value, 0, 10 * s, 10 * s, 10 * s, "fetch"},
+		{"stale", stale, store.Value, 0, 10 * s, 30 * s, 10 * s, "serve stale"},
+		{"stale to the end", stale, store.Value, 0, 10 * s, 30 * s, 30*s - 1, "serve stale"},
+		{"over", stale, store.Value, 0, 10 * s, 30 * s, 30 * s, "fetch"},
+		{"only if a fetch fails", ifError, store.Value, 0, 10 * s, 40 * s, 10 * s, "fetch"},
+		{"while refreshing", both, store.Value, 0, 10 * s, 60 * s, 29 * s, "serve stale"},
+		{"later only if a fetch fails", both, store.Value, 0, 10 * s, 60 * s, 30 * s, "fetch"},
+		{"the entry forbids stale", stale, store.Value, 0, 10 * s, 10 * s, 10 * s, "fetch"},
+		{"expired by hand", stale, store.Value, store.FlagExpired, 10 * s, 30 * s, s, "serve stale"},
+		{"expired by hand, stale not allowed", plain, store.Value, store.FlagExpired, 10 * s, 10 * s, s, "fetch"},
+		{"expired by hand, stale only if a fetch fails", ifError, store.Value, store.FlagExpired, 10 * s, 40 * s, s, "fetch"},
+		{"expired by hand, both", both, store.Value, store.FlagExpired, 10 * s, 60 * s, s, "serve stale"},
+		{"stale, only if a fetch fails", stale, store.Value, store.FlagIfError, 10 * s, 30 * s, 10 * s, "fetch"},
+		{"fresh, only if a fetch fails", stale, store.Value, store.FlagIfError, 10 * s, 30 * s, 9 * s, "serve"},
+		{"kept to be validated", stale, store.Value, store.FlagKept, 10 * s, 30 * s, 10 * s, "fetch"},
+		{"fresh, then kept", stale, store.Value, store.FlagKept, 10 * s, 30 * s, 9 * s, "serve"},
+		{"kept, never fresh", stale, store.Value, store.FlagKept, 0, 30 * s, 0, "fetch"},
+		{"negative", stale, store.Negative, 0, 5 * s, 5 * s, s, "not found"},
+		{"negative, over", stale, store.Negative, 0, 5 * s, 5 * s, 5 * s, "fetch"},
+		{"negative, expired by hand", stale, store.Negative, store.FlagExpired, 5 * s, 5 * s, s, "fetch"},
+		{"bypass", stale, store.Bypass, 0, 5 * s, 5 * s, s, "fetch alone"},
+		{"bypass, too large", stale, store.Bypass, store.FlagTooLarge, 5 * s, 5 * s, s, "fetch locally"},
+		{"bypass, over", stale, store.Bypass, 0, 5 * s, 5 * s, 5 * s, "fetch"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := &cache.Reading{Found: true, Age: c.age, Left: c.hard - c.age, Entry: cache.Entry{
+			r := &store.Reading{Found: true, Age: c.age, Left: c.hard - c.age, Entry: store.Entry{
 				Kind: c.kind, Flags: c.flags, FreshFor: c.fresh, TTL: c.hard,
 			}}
 			if got := guard.Decide(r, c.policy); got != c.want {
@@ -62,7 +62,7 @@ func TestDecisions(t *testing.T) {
 			}
 		})
 	}
-	if got := guard.Decide(&cache.Reading{}, plain); got != "fetch" {
+	if got := guard.Decide(&store.Reading{}, plain); got != "fetch" {
 		t.Errorf("nothing stored: %s", got)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // NoEarlyRefresh turns off what a zero would give a default: Policy.Beta.
@@ -23,7 +23,7 @@ const NoEarlyRefresh = -1
 //	gap = took * beta * (1.1 + Exp(1)/2)
 //
 // When is decided so; who is decided by the lease.
-func dueAt(e *cache.Entry, beta float64) time.Duration {
+func dueAt(e *store.Entry, beta float64) time.Duration {
 	if beta <= 0 || e.Took <= 0 {
 		return e.FreshFor
 	}
@@ -44,6 +44,6 @@ func dueAt(e *cache.Entry, beta float64) time.Duration {
 
 // due reports whether a fresh reading is to be refreshed. Most are not by far,
 // which needs no logarithm: the gap is half of the fresh time at most.
-func due(r *cache.Reading, beta float64) bool {
+func due(r *store.Reading, beta float64) bool {
 	return r.Age >= r.Entry.FreshFor/2 && r.Age >= dueAt(&r.Entry, beta)
 }

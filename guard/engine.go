@@ -8,11 +8,12 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // An engine is a Guard without its type: values are *V in an any.
 type engine struct {
-	store  cache.Store
+	store  store.Store
 	name   string
 	policy Policy
 	packer packer
@@ -20,22 +21,25 @@ type engine struct {
 	events reporter
 	near   *near // nil: none
 
+	lookups   lookups
 	flights   *flights
 	sequence  atomic.Uint64 // numbers callers and commands of this process: clocks can tie
 	foresight foresight
 	slots     chan struct{} // of fetches without a lease
 	doomed    atomic.Int64  // flights that ask for a lease though their budget is known to be exhausted
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	closing atomic.Bool
 }
 
-func newEngine(store cache.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
+func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
 	e := &engine{
-		store: store, name: name, policy: p,
+		store: s, name: name, policy: p,
 		events:  reporter{guard: name, observer: p.Observer, hideKeys: p.HideKeys},
 		flights: newFlights(), slots: make(chan struct{}, p.MaxUnguarded),
 	}
+	e.lookups = lookups{e: e, of: map[string]*lookup{}}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
@@ -63,6 +67,9 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		number = e.sequence.Add(1) // before the read: an entry that is stored later is new to this call
 	}
 	if e.look(ctx, maxAge, &w); w.out.then == serve && w.out.refresh == nil {
+		if w.lookup != nil {
+			e.lookups.leave(w.lookup)
+		}
 		e.events.served(w.out, ctx.Err() != nil)
 		e.keepNear(key, w.ticket, w.out)
 		return w.out
@@ -83,7 +90,11 @@ func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 		w.out = &outcome{then: fetch}
 		return
 	}
-	w.rd = e.read(ctx, w.key)
+	w.lookup = e.lookups.join(ctx, w.key, kind == foreground)
+	w.rd = w.lookup.wait(ctx)
+	if w.rd.err != nil || w.rd.reading.Seen != "" {
+		e.foresight.met(true) // a flight reports an absent key, once for all its callers
+	}
 	e.judgeFor(ctx, maxAge, w)
 }
 
@@ -98,24 +109,8 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 	}
 }
 
-func (e *engine) read(ctx context.Context, key string) read {
-	at := time.Now()
-	r, err := e.store.Read(ctx, e.storeKey(key))
-	if err != nil {
-		r = nil
-	}
-	if err != nil || r.Seen != "" {
-		e.foresight.met(true) // a flight reports an absent key, once for all its callers
-	}
-	return read{r, err, at}
-}
-
-func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r *cache.Reading, err error)) {
-	if len(keys) == 1 {
-		r, err := e.store.Read(ctx, e.storeKey(keys[0]))
-		each(0, r, err)
-		return
-	}
+// readMany reads keys. It lends each reading.
+func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r *store.Reading, err error)) {
 	e.store.ReadMany(ctx, e.storePrefix(), keys, each)
 }
 
@@ -132,14 +127,14 @@ func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 	if ctx.Err() != nil {
 		return &outcome{err: context.Cause(ctx)}
 	}
-	if e.ctx.Err() != nil || errors.Is(err, cache.ErrClosed) {
+	if e.ctx.Err() != nil || errors.Is(err, store.ErrClosed) {
 		return closedOutcome()
 	}
 	return nil
 }
 
 // judge is the outcome that a read alone allows.
-func (e *engine) judge(key string, rd read) *outcome {
+func (e *engine) judge(key string, rd *read) *outcome {
 	r := rd.reading
 	if r == nil {
 		return &outcome{then: fetch}
@@ -154,40 +149,41 @@ func (e *engine) judge(key string, rd read) *outcome {
 	case fetch, fetchAlone, fetchLocal:
 		return &outcome{then: act, entry: r}
 	}
-	value, err := e.packer.unpack(key, r)
+	value, err := e.packer.unpack(key, rd)
 	if err != nil {
 		return &outcome{then: fetch}
 	}
-	o := &outcome{value: value, source: FromRedis, stored: true, entry: r, at: rd.at}
+	o := &outcome{value: value, source: FromStore, stored: true, entry: r, at: rd.at}
 	switch {
 	case act == serveStale:
-		o.source, o.refresh = Stale, r
+		o.source, o.refresh = Stale, rd
 	case r.Age >= dueAt(&r.Entry, e.policy.Beta):
-		o.refresh = r
+		o.refresh = rd
 	}
 	return o
 }
 
-// mask returns an outcome with the entry that this call has read in place of an error,
+// maskOne returns an outcome with the entry that the call has read in place of an error,
 // if the policy allows it. A call that has read nothing does now. Either read was sent
 // after the caller came, so no sharing rule is needed.
-func (e *engine) mask(c *call, key string, o *outcome, rd *read) *outcome {
+func (c *call) maskOne(w *want, o *outcome) *outcome {
+	e := c.e
 	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o) {
 		return o
 	}
-	if rd.none() {
-		*rd = e.read(c.ctx, key)
+	if w.rd == nil {
+		w.rd = e.lookups.read(c.ctx, w.key)
 	}
-	r, waited := rd.reading, time.Since(rd.at)
+	r, waited := w.rd.found(), w.rd.waited()
 	if !servableIfError(r, waited) {
 		return o
 	}
-	value, err := e.packer.unpack(key, r)
+	value, err := e.packer.unpack(w.key, w.rd)
 	if err != nil {
 		return o
 	}
-	older := &cache.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.events.report(cache.StaleServed, Event{Key: key, Token: r.Entry.Version, Duration: older.Age, Err: o.err})
+	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
+	e.events.report(cache.StaleServed, Event{Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
 	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
@@ -207,7 +203,7 @@ func (e *engine) maskable(o *outcome) bool {
 // reportStale reports a stale value that is served while it is refreshed.
 func (e *engine) reportStale(key string, o *outcome) {
 	if o.source == Stale {
-		e.events.report(cache.StaleServed, Event{Key: key, Token: o.entry.Entry.Version, Duration: o.entry.Age})
+		e.events.report(cache.StaleServed, Event{Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
 	}
 }
 
@@ -220,6 +216,7 @@ func (e *engine) keepNear(key string, t ticket, o *outcome) {
 
 // close ends all flights. Those that hold a lease release it.
 func (e *engine) close() {
+	e.closing.Store(true)
 	e.flights.close()
 	e.cancel()
 	e.flights.wg.Wait()
@@ -228,10 +225,38 @@ func (e *engine) close() {
 	}
 }
 
-// unavailable wraps a store's error for callers.
-func unavailable(err error) error {
-	if errors.Is(err, cache.ErrClosed) {
-		return ErrClosed
+// misused is the error of a call with a nil context, or else with a nil fetch.
+func (e *engine) misused(ctx context.Context) error {
+	e.events.errOther.Add(1)
+	if ctx == nil {
+		return errNilContext
 	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	return errNilFetch
 }
+
+// errorFor is the outcome's error as callers get it.
+func (e *engine) errorFor(o *outcome) error {
+	if o.own && errors.Is(o.err, ErrClosed) {
+		return e.errClosed()
+	}
+	return o.err
+}
+
+// errClosed names the guard that was closed, or whose store was.
+func (e *engine) errClosed() error {
+	if e.closing.Load() {
+		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)
+	}
+	return fmt.Errorf("%w: guard %q: %w", ErrClosed, e.name, store.ErrClosed)
+}
+
+// An unavailableError is [ErrUnavailable] with its cause, of a store that isn't closed. Its
+// text is made when it is asked for: the store may know by then why Redis is away.
+type unavailableError struct{ cause error }
+
+func unavailable(cause error) error { return &unavailableError{cause} }
+
+func (e *unavailableError) Error() string { return fmt.Sprintf("%v: %v", ErrUnavailable, e.cause) }
+
+// Unwrap is for errors.Is and errors.As.
+func (e *unavailableError) Unwrap() []error { return []error{ErrUnavailable, e.cause} }

@@ -10,9 +10,11 @@ import (
 var (
 	// ErrNotFound, returned by a fetch, is cached for [Policy.Negative]; callers
 	// get it too, in every process, unless the fetch set [Fill.Private].
+	// [Policy.NotFound] makes other errors count as it.
 	ErrNotFound = errors.New("guard: not found")
 	// ErrNotModified, returned by a fetch that was given a stale value
-	// ([Fill.Stale]), says that this value is good for another TTL.
+	// ([Fill.Stale]), says that this value is good for another TTL. The value keeps
+	// its tags.
 	ErrNotModified = errors.New("guard: not modified")
 )
 
@@ -21,7 +23,7 @@ var (
 	// ErrMiss: Peek found nothing.
 	ErrMiss = errors.New("guard: nothing stored")
 	// ErrUnavailable: the store can't be reached, or refuses (it wraps
-	// cache.ErrUnavailable or cache.ErrRefused, which tell), and the policy is
+	// store.ErrUnavailable or store.ErrRefused, which tell), and the policy is
 	// FailClosed; or a Set, Delete, Expire, DeleteTag, ExpireTag, Reset or Peek failed
 	// for that reason.
 	ErrUnavailable = errors.New("guard: store unavailable")
@@ -33,17 +35,22 @@ var (
 	ErrWaitTimeout = errors.New("guard: waited too long for the fetch of another caller")
 	// ErrFetchTimeout: the fetch did not end within [Policy.FetchTimeout].
 	ErrFetchTimeout = errors.New("guard: fetch timed out")
-	// ErrReentrant: a fetch asked its own guard for its own key, and would have
-	// waited for itself.
-	ErrReentrant = errors.New("guard: fetch asks for its own key")
+	// ErrReentrant: a fetch asked its own guard for its own key, or for a key whose
+	// fetch, in this process, waits for this one; it would have waited for itself.
+	// Calls made with a fetch's context count as its own. Fetches of different
+	// processes that ask for each other's keys are not found out: FetchTimeout ends
+	// them.
+	ErrReentrant = errors.New("guard: fetch would wait for itself")
 	// ErrTooLarge: Set was given a value over [Policy.MaxBytes].
 	ErrTooLarge = errors.New("guard: value too large")
-	// ErrClosed: the guard or its store was closed.
+	// ErrClosed: the guard, which the error names, or its store was closed. In the
+	// latter case the error wraps store.ErrClosed, too.
 	ErrClosed = errors.New("guard: closed")
 	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
 	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")
 
-	errNoFetch = errors.New("it is nil; to look without fetching there is Peek")
+	errNilFetch   = errors.New("guard: nil fetch function (use Peek to read without fetching)")
+	errNilContext = errors.New("guard: nil context (use context.Background())")
 )
 
 // A PanicError is what callers in the process get whose fetch panicked; those in

@@ -154,7 +154,7 @@ func ExampleGuard_Load() {
 	// hello fetched 10m0s <nil>
 	// the upstream still has "hello"
 	// hello fetched 1m0s <nil>
-	// hello redis <nil>
+	// hello store <nil>
 }
 
 // An upstream that asks to be left alone is left alone by the whole fleet.
@@ -252,7 +252,7 @@ func ExampleGuard_Set() {
 	}
 	r, err := names.Peek(ctx, "42")
 	fmt.Println(r.Value, r.Source, err)
-	// Output: Ada redis <nil>
+	// Output: Ada store <nil>
 }
 
 func ExampleGuard_Delete() {
@@ -347,7 +347,7 @@ func ExampleGuard_Stats() {
 		})
 	}
 	s := names.Stats()
-	fmt.Println("fetches:", s.Fetches, "own:", s.Fetched, "hits:", s.RedisHits, "not found:", s.Errors.NotFound)
+	fmt.Println("fetches:", s.Fetches, "own:", s.Fetched, "hits:", s.StoreHits, "not found:", s.Errors.NotFound)
 	// Output:
 	// fetching 42
 	// fetching nobody
@@ -390,7 +390,7 @@ func ExampleNear() {
 	// Output:
 	// Ada fetched <nil>
 	// Ada near <nil>
-	// Grace redis <nil>
+	// Grace store <nil>
 	// Grace near <nil>
 }
 
@@ -399,10 +399,9 @@ func ExampleNear_clone() {
 	store := exampleStore()
 	defer store.Close()
 	roles, err := guard.New[[]string](store, "roles", guard.Policy{
-		TTL:   time.Minute,
-		Near:  guard.Near{MaxBytes: 1 << 20},
-		Clone: slices.Clone[[]string],
-	})
+		TTL:  time.Minute,
+		Near: guard.Near{MaxBytes: 1 << 20},
+	}, guard.Clone(slices.Clone[[]string]))
 	if err != nil {
 		log.Fatal(err)
 	}

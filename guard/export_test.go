@@ -3,11 +3,11 @@ package guard
 import (
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Decide is the decision of a policy about a reading, by name.
-func Decide(r *cache.Reading, p Policy) string {
+func Decide(r *store.Reading, p Policy) string {
 	p = p.withDefaults()
 	return map[action]string{
 		serve: "serve", serveStale: "serve stale", notFound: "not found",
@@ -21,7 +21,7 @@ func EncodeFailure(err error, p Policy) []byte { return encodeFailure(err, 0, &p
 func DecodeFailure(b []byte, p Policy) *RemoteError { return decodeFailure(b, &p) }
 
 // DueAt is the age from which a value is refreshed early.
-func DueAt(e *cache.Entry, beta float64) time.Duration { return dueAt(e, beta) }
+func DueAt(e *store.Entry, beta float64) time.Duration { return dueAt(e, beta) }
 
 // MissesInARow make a guard foresee the next.
 const MissesInARow = missesInARow

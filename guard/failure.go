@@ -9,7 +9,20 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
+
+// notFound is a fetch's error, as an ErrNotFound if the policy says that it means
+// that. Errors by which a fetch says something else to the guard are left alone.
+func (e *engine) notFound(err error) error {
+	if e.policy.NotFound == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrNotModified) || errors.Is(err, errNotWanted) {
+		return err
+	}
+	if !e.policy.NotFound(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNotFound, err)
+}
 
 // A failure is how a fetch's error travels to other processes: MessagePack, as
 // docs/protocol.md describes it for other languages.
@@ -99,5 +112,5 @@ func decodeFailure(b []byte, p *Policy) *RemoteError {
 
 // wireDuration is a duration that came from elsewhere, made sane.
 func wireDuration(ms int64) time.Duration {
-	return time.Duration(max(0, min(ms, cache.MaxTTL.Milliseconds()))) * time.Millisecond
+	return time.Duration(max(0, min(ms, store.MaxTTL.Milliseconds()))) * time.Millisecond
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/callers"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A fetchFunc runs the user's fetch for some keys and notes in each fill what it
@@ -26,7 +27,7 @@ type part struct {
 	cancel context.CancelCauseFunc
 	wanted atomic.Int32 // turns that are not dropped
 
-	stamp    cache.Stamp // from before the fetch
+	stamp    store.Stamp // from before the fetch
 	stampErr error       // why there is none
 }
 
@@ -51,7 +52,7 @@ func (l *leader) fetchTurns() {
 			t.part = p
 			index[t.f.key] = len(parts)
 		}
-		p.keys = fetchKeys{index, len(parts)}
+		p.keys = fetchKeys{fetch: index, now: len(parts), flights: flightsOf(l.turns[len(parts)*l.e.policy.MaxBatch:])}
 		parts = append(parts, p)
 	}
 	for _, t := range l.turns {
@@ -64,6 +65,14 @@ func (l *leader) fetchTurns() {
 		p.fetch()
 		p.cancel(nil)
 	}
+}
+
+func flightsOf(turns []*turn) []*flight {
+	all := make([]*flight, len(turns))
+	for i, t := range turns {
+		all[i] = t.f
+	}
+	return all
 }
 
 // fetch pays for one fetch, makes it, and settles its turns.
@@ -197,10 +206,15 @@ func (e *engine) newFill(key string) *fill {
 
 // giveStale tells a fetch the last value.
 func (f *flight) giveStale(r *fill) {
-	if known := f.known; known != nil && known.Found && known.Entry.Kind == cache.Value {
-		if value, err := f.e.packer.unpack(f.key, known); err == nil {
-			r.stale, r.staleReading = value, known
-		}
+	known := f.known.found()
+	if known == nil {
+		return
+	}
+	if _, lacks := f.e.lackedTag(&known.Entry, f.e.policy.Tags); lacks {
+		return // a renewal would keep it without the tag
+	}
+	if value, err := f.e.packer.unpack(f.key, f.known); err == nil {
+		r.stale, r.staleRead = value, f.known
 	}
 }
 
@@ -227,7 +241,7 @@ func (l *leader) recheck(turns []*turn) {
 	var known []*flight
 	var keys []string
 	for _, t := range turns {
-		if t.lease != nil && t.f.known != nil && t.f.known.Found {
+		if t.lease != nil && t.f.known.found() != nil {
 			known, keys = append(known, t.f), append(keys, t.f.key)
 		}
 	}
@@ -235,8 +249,11 @@ func (l *leader) recheck(turns []*turn) {
 		return
 	}
 	at, moment := time.Now(), l.e.sequence.Add(1)
-	l.e.readMany(l.ctx, keys, func(i int, r *cache.Reading, err error) {
-		known[i].known, known[i].knownAt, known[i].knownMoment = keep(r, err, at).reading, at, moment
+	l.e.readMany(l.ctx, keys, func(i int, r *store.Reading, err error) {
+		known[i].known, known[i].knownMoment = nil, moment
+		if err == nil {
+			known[i].known = keep(r, nil, at)
+		}
 	})
 }
 
@@ -299,11 +316,7 @@ func (e *engine) reportEnd(fills []*fill, took time.Duration) {
 		r.took = took
 		ev := r.event()
 		ev.Duration, ev.Err = took, r.err
-		if r.err != nil {
-			e.events.report(cache.FetchFailed, ev)
-		} else {
-			e.events.report(cache.FetchDone, ev)
-		}
+		e.events.report(endOfFetch(r.err), ev)
 	}
 }
 
@@ -311,7 +324,7 @@ func (e *engine) reportEnd(fills []*fill, took time.Duration) {
 func (r *fill) event() Event {
 	ev := Event{Key: r.key, Attempt: r.attempt}
 	if r.leased {
-		ev.Token = r.token
+		ev.Token = cache.Token(r.token)
 	}
 	return ev
 }
@@ -330,7 +343,7 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 // callFetch calls the user's fetch and encodes its values, and closes done whatever
 // becomes of it.
 func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense, done chan<- struct{}) {
-	ctx, frame := enter(ctx, e, fills[0].key, keys)
+	ctx, frame := enter(ctx, e, keys)
 	returned := false
 	defer func() {
 		frame.ended.Store(true)
@@ -369,12 +382,20 @@ func (e *engine) complete(r *fill) {
 	}()
 	if r.err != nil {
 		_ = r.err.Error() // an error whose methods panic, a typed nil say, does so here
+		r.err = e.notFound(r.err)
 		_ = errors.Is(r.err, ErrNotFound)
 		_, _ = PauseOf(r.err)
 	} else {
 		r.tags = slices.Concat(r.tags, e.tagsOfValue(r.key, r.value))
 	}
-	if r.err == nil || errors.Is(r.err, ErrNotFound) || errors.Is(r.err, ErrNotModified) {
+	switch {
+	case errors.Is(r.err, ErrNotModified):
+		if tag, added := e.addedTag(r); added {
+			// It doesn't wrap ErrNotModified, which is no reason for a warning.
+			r.err = fmt.Errorf("guard: the fetch answered ErrNotModified and added the tag %q, which the stored value of %s does not carry: return the value to change its tags",
+				tag, e.events.quote(r.key))
+		}
+	case r.err == nil, errors.Is(r.err, ErrNotFound):
 		if err := checkTags(r.tags); err != nil {
 			r.err = fmt.Errorf("guard: Fill.Tags and Policy.TagsOf: %w", err)
 		}

@@ -4,16 +4,19 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A Fill is what a fetch is told by [Guard.Load], and what it may say about its
 // value before it returns. It belongs to that fetch alone.
 type Fill[V any] struct {
+	// Key is the key that is fetched.
+	Key string
 	// Stale is the last value, if there is one, for a conditional request: answer
 	// ErrNotModified if it is still good. There is one only where something keeps
-	// it past its TTL: Stale, StaleIfError, or an Expire by hand. It may be shared:
-	// treat it as read-only.
+	// it past its TTL: Stale, StaleIfError, or an Expire by hand. A value that lacks
+	// one of Policy.Tags is not given, so that the fetch brings one that carries it.
+	// Stale may be shared: treat it as read-only.
 	Stale *V
 	// Attempt counts the attempts to fetch this key since its last outcome,
 	// fleet-wide, from 1. Above 1, a holder before this one died, or lost its lease
@@ -43,9 +46,9 @@ type Fill[V any] struct {
 	// Tags are what the value can be deleted by, together with all others that
 	// carry the tag: [Guard.DeleteTag]. Preset from the policy; append to them. At
 	// most 16, of 1 to 256 bytes each, or the fetch has failed. They also go with
-	// ErrNotFound; with ErrNotModified they are added to those the value has. If
-	// one of them may have been deleted since that was fetched, it isn't stored, and
-	// the next fetch is given no Stale.
+	// ErrNotFound. With ErrNotModified the value keeps exactly the tags that it has,
+	// those of Policy.TagsOf included; the fetch has failed if Tags holds one that the
+	// value does not carry. To change a value's tags, return the value.
 	Tags []string
 
 	// Cost is what the fetch costs the policy's Budget; preset to what was spent
@@ -70,12 +73,12 @@ const (
 )
 
 // flags is how the use stands in an entry's header.
-func (u StaleUse) flags() cache.Flags {
+func (u StaleUse) flags() store.Flags {
 	switch u {
 	case OnlyIfError:
-		return cache.FlagIfError
+		return store.FlagIfError
 	case OnlyValidate:
-		return cache.FlagKept
+		return store.FlagKept
 	}
 	return 0
 }
@@ -83,7 +86,7 @@ func (u StaleUse) flags() cache.Flags {
 // fillOf is the typed form of what a fetch is told.
 func fillOf[V any](f *fill) *Fill[V] {
 	fl := &Fill[V]{
-		Attempt: f.attempt, IdempotencyKey: f.token.String(),
+		Key: f.key, Attempt: f.attempt, IdempotencyKey: f.token.String(),
 		TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
 		Tags: slices.Clone(f.tags),
 	}
@@ -117,12 +120,12 @@ func maxAgeOf(opts []CallOption) time.Duration {
 // A fill is what a fetch is told about one key and what it answers: Fill without its
 // type.
 type fill struct {
-	key          string
-	stale        any            // decoded
-	staleReading *cache.Reading // as read; nil: none
-	attempt      int
-	token        cache.Token // the lease's, or a random one
-	leased       bool
+	key       string
+	stale     any   // decoded
+	staleRead *read // of it; nil: none
+	attempt   int
+	token     store.Token // the lease's, or a random one
+	leased    bool
 
 	ttl, staleFor time.Duration
 	staleUse      StaleUse
@@ -132,7 +135,7 @@ type fill struct {
 
 	value any
 	err   error
-	entry *cache.Entry // of the value; nil: it is private, or there is none
+	entry *store.Entry // of the value; nil: it is private, or there is none
 	took  time.Duration
 }
 
@@ -140,8 +143,8 @@ type fill struct {
 type Source byte
 
 const (
-	// FromRedis: stored and fresh.
-	FromRedis Source = iota + 1
+	// FromStore: stored and fresh.
+	FromStore Source = iota + 1
 	// Fetched: by this call.
 	Fetched
 	// Waited: fetched by another caller, here or in another process, while this
@@ -157,8 +160,8 @@ const (
 
 func (s Source) String() string {
 	switch s {
-	case FromRedis:
-		return "redis"
+	case FromStore:
+		return "store"
 	case FromNear:
 		return "near"
 	case Fetched:

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/hooks"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A flight brings the callers of one key in this process to an outcome: it asks for
@@ -25,9 +25,9 @@ type flight struct {
 	// Ends. The goroutine that runs the flight writes out, then closes settled.
 	settled chan struct{}
 	out     *outcome
-	next    chan cache.Acquired // the answer that a flight of several goes on from
-	moved   chan struct{}       // closed when the flight is superseded or its goroutine exits
-	gone    chan struct{}       // moved, for callers that stay with a superseded flight
+	next    chan store.Answer // the answer that a flight of several goes on from
+	moved   chan struct{}     // closed when the flight is superseded or its goroutine exits
+	gone    chan struct{}     // moved, for callers that stay with a superseded flight
 
 	// Callers. flights.mu guards them.
 	before, after int    // callers that may have the result whatever happens, and the others
@@ -38,27 +38,28 @@ type flight struct {
 	unwanted      func() // called once no caller can use the result
 
 	// What callers read while the flight runs.
-	waiting  atomic.Bool // for the holder of the lease
-	won      atomic.Bool // it is to fetch, and may wait for its budget
+	waiting  atomic.Bool  // for the holder of the lease
+	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	fallback atomic.Pointer[fallback]
+	fetch    atomic.Pointer[frame] // the last that it has begun
 
 	// What is known of the key. Only the goroutine that runs the flight uses the rest.
-	readErr     error          // of the first caller's read
-	known       *cache.Reading // the last entry seen; nil: none was
-	knownAt     time.Time
-	knownMoment uint64 // when the command was sent that showed it
+	readErr     error  // of the first caller's read
+	known       *read  // the last one that showed what is stored, or that nothing is; nil: there was none
+	knownMoment uint64 // when its command was sent
 
 	// The search for the lease.
-	ask        cache.Ask
+	request    store.Request
 	moment     uint64 // when the last acquire or read was sent
 	sent       time.Time
 	heldMoment uint64    // when the acquire was sent that was last answered "held"
+	heldUntil  time.Time // the lease of that answer lives until then, unless it is renewed or given back; zero: none is known
 	unseen     uint64    // when the last command was sent that did not show what is stored now
 	unwatched  time.Time // when the holder first looked unwatched; zero: it does not
 	suspicious bool      // the last answer was "quarantined"
 
 	// The wait for the holder.
-	watch     *cache.Watch
+	watch     *store.Watch
 	waitSince time.Time
 	poll      time.Duration
 }
@@ -67,9 +68,31 @@ type flight struct {
 // their own read may serve it stale if the fetch fails. The acquire was sent after
 // the callers joined whose sequence numbers are below the moment.
 type fallback struct {
-	read
+	*read
 	moment uint64
 }
+
+// A flight fetches with the fetch function of its first caller. That function must not
+// run twice at once: either the flight runs it or, under StaleOrFetch, the caller for
+// itself.
+const (
+	noRunner   = iota // neither does yet
+	flightRuns        // the flight has its lease, or without the store its slot; it may wait for its budget
+	callerRuns        // the caller has stopped waiting
+)
+
+// claimFetch makes the flight run the fetch. It returns false if the first caller does:
+// the flight must not fetch then, and its callers retry.
+func (f *flight) claimFetch() bool {
+	return f.runner.CompareAndSwap(noRunner, flightRuns) || f.runner.Load() == flightRuns
+}
+
+// fetchTaken reports whether the first caller runs the fetch for itself.
+func (f *flight) fetchTaken() bool { return f.runner.Load() == callerRuns }
+
+// abandoned reports whether the flight need not go on: no caller waits for it, or it has
+// no fetch any more.
+func (f *flight) abandoned() bool { return f.e.flights.deserted(f) || f.fetchTaken() }
 
 // fly runs the flight to its outcome: alone, or in step with the other flights of its
 // leader until they part.
@@ -97,14 +120,14 @@ func (f *flight) finish() {
 	if f.kind == forced && f.e.near != nil && o.stored {
 		f.e.near.forget(f.key) // the replaced value may be fresh, and the callers may have left
 	}
-	if f.kind == background && o.err != nil && (f.e.flights.fetching(f) || errors.Is(o.err, ErrUnavailable)) {
+	if f.kind == background && o.err != nil && !errors.Is(o.err, ErrNotFound) && (f.e.flights.fetching(f) || errors.Is(o.err, ErrUnavailable)) {
 		// A flight that learned of a pause, or of another's failure, tells nothing new.
 		f.e.events.report(cache.RefreshFailed, Event{Key: f.key, Err: o.err})
 	}
 	if f.watch != nil {
 		f.watch.Close()
 		f.watch = nil
-		f.e.events.report(cache.WaitEnded, Event{Key: f.key, Token: f.ask.LastHeld, Duration: time.Since(f.waitSince), Err: o.err})
+		f.e.events.report(cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err})
 	}
 	if f.kind == background && (o.err != nil || o.then == fetch) {
 		_ = sleep(f.by.ctx, holdOff)
@@ -130,15 +153,14 @@ func panicOutcome(p any) *outcome {
 }
 
 // lend offers what the flight has read to callers that have read nothing.
-func (f *flight) lend(r *cache.Reading) {
-	f.fallback.Store(&fallback{read{reading: r, at: f.sent}, f.moment})
-}
+func (f *flight) lend(rd *read) { f.fallback.Store(&fallback{rd, f.moment}) }
 
 // borrow takes the flight's fallback for a caller that has read nothing.
-func (f *flight) borrow(number uint64, rd *read) {
-	if l := f.fallback.Load(); rd.none() && l != nil && number < l.moment {
-		*rd = l.read
+func (f *flight) borrow(number uint64, rd *read) *read {
+	if l := f.fallback.Load(); rd == nil && l != nil && number < l.moment {
+		return l.read
 	}
+	return rd
 }
 
 // A flightContext ends with the engine and has the values of the first caller's
@@ -166,13 +188,13 @@ type outcome struct {
 	source Source
 	stored bool
 	shared bool           // another caller of this process fetched it
-	entry  *cache.Reading // for age and TTL; nil: there is none
+	entry  *store.Reading // for age and TTL; nil: there is none
 	at     time.Time      // the entry was read or stored, not before
 
 	moment  uint64
-	private bool           // the value is the first caller's; the others fetch for themselves
-	then    action         // serve, or what a caller does instead of taking a value
-	refresh *cache.Reading // the entry to be refreshed in the background; nil: none
+	private bool   // the value is the first caller's; the others fetch for themselves
+	then    action // serve, or what a caller does instead of taking a value
+	refresh *read  // of the entry to be refreshed in the background; nil: none
 
 	turn   *openTurn // instead of a value: the caller is to fetch
 	others *outcome  // the same for callers that did not fetch; nil: it is the same
@@ -194,7 +216,7 @@ func (o *outcome) share() *outcome {
 // forCaller is what the caller with the given sequence number gets of the outcome.
 func (o *outcome) forCaller(number uint64, first bool) *outcome {
 	switch {
-	case number >= o.moment && !hooks.SharingRuleOff.Load():
+	case number >= o.moment:
 		return retryOutcome()
 	case o.private && !first:
 		return &outcome{then: fetchAlone}

@@ -81,6 +81,18 @@ func (fs *flights) has(kind flightKind, key string) bool {
 	return fs.live[kind][key] != nil
 }
 
+// fetchesOf are those that the key's flights have begun.
+func (fs *flights) fetchesOf(key string) (all []*frame) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	for _, live := range fs.live {
+		if f := live[key]; f != nil && f.fetch.Load() != nil {
+			all = append(all, f.fetch.Load())
+		}
+	}
+	return all
+}
+
 // end removes a flight that is over. singleflight delivers nothing from a goroutine
 // that called runtime.Goexit, so the callers of such a flight are told here.
 func (fs *flights) end(f *flight, exited bool) {

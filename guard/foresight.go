@@ -1,10 +1,6 @@
 package guard
 
-import (
-	"sync/atomic"
-
-	"github.com/stampedeguard/stampede/internal/hooks"
-)
+import "sync/atomic"
 
 // A foresight guesses whether a key is stored, by what the guard has met before:
 // after a row of flights for keys that were not, the next one won't be, either. A
@@ -18,7 +14,7 @@ type foresight struct{ row atomic.Int32 }
 // stored, hardly any caller is misled.
 const missesInARow = 16
 
-func (f *foresight) miss() bool { return f.row.Load() >= missesInARow || hooks.Unread.Load() }
+func (f *foresight) miss() bool { return f.row.Load() >= missesInARow }
 
 // met takes in whether a key was stored. Where keys are found, it is only read
 // from.

@@ -11,29 +11,19 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
-// A readCounter counts the reads of single keys.
-type readCounter struct {
-	cache.Store
-	n atomic.Int32
-}
-
-func (s *readCounter) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	s.n.Add(1)
-	return s.Store.Read(ctx, key)
-}
-
 // coldGuard is a guard that has met a row of misses, and foresees the next.
-func coldGuard(w *world, s cache.Store, p guard.Policy) (*guard.Guard[string], *readCounter) {
+func coldGuard(w *world, s cache.Store, p guard.Policy) (*guard.Guard[string], *atomic.Int32) {
 	w.Helper()
-	counter := &readCounter{Store: s}
+	counter := tap.New(s)
 	g := w.guard(counter, p)
 	row(w, g, "cold")
-	if n := counter.n.Swap(0); n != guard.MissesInARow {
+	if n := counter.Lone.Swap(0); n != guard.MissesInARow {
 		w.Fatalf("%d reads of %d keys", n, guard.MissesInARow)
 	}
-	return g, counter
+	return g, &counter.Lone
 }
 
 // row is a row of misses, of keys with a prefix.
@@ -52,7 +42,7 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 			get(w, g, fmt.Sprint("k", i), o.fetch)
 		}
 		o.fetched(w, 10)
-		if n := reads.n.Load(); n > 0 {
+		if n := reads.Load(); n > 0 {
 			w.Errorf("%d reads of what was foreseen to be missing", n)
 		}
 		// A key that is there is served without a fetch, and read before it is asked for
@@ -61,7 +51,7 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 			get(w, g, fmt.Sprint("k", i), never)
 		}
 		get(w, g, "another", o.fetch)
-		if n := reads.n.Load(); n != 10 {
+		if n := reads.Load(); n != 10 {
 			w.Errorf("%d reads of 11 keys, the first of which was foreseen to be missing", n)
 		}
 		if s := g.Stats(); s.Unread != 11 || s.Misled != 1 {
@@ -98,7 +88,7 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 		source guard.Source
 		err    error
 	}{
-		{name: "fresh", before: func(*world, *guard.Guard[string]) {}, fetch: never, want: "stored", source: guard.FromRedis},
+		{name: "fresh", before: func(*world, *guard.Guard[string]) {}, fetch: never, want: "stored", source: guard.FromStore},
 		{name: "stale", before: func(*world, *guard.Guard[string]) { time.Sleep(90 * time.Second) }, fetch: value("new"), want: "stored", source: guard.Stale},
 		{name: "too old", before: func(*world, *guard.Guard[string]) { time.Sleep(4 * time.Minute) }, fetch: value("new"), want: "new", source: guard.Fetched},
 		{name: "good enough for an error", before: func(*world, *guard.Guard[string]) { time.Sleep(4 * time.Minute) }, fetch: fails(broken), want: "stored", source: guard.Stale},
@@ -129,7 +119,7 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 				if r.Value != c.want || r.Source != c.source || !errors.Is(err, c.err) {
 					w.Errorf("got %+v, %v; want %q from %v, %v", r, err, c.want, c.source, c.err)
 				}
-				if n := reads.n.Load(); n > 2 { // its tags before it is fetched anew, and again to stand in for an error
+				if n := reads.Load(); n > 2 { // its tags before it is fetched anew, and again to stand in for an error
 					w.Errorf("%d reads", n)
 				}
 			})
@@ -166,16 +156,16 @@ func TestNobodyBorrowsWhatWasDeletedBeforeTheyCame(t *testing.T) {
 // Many callers who find one key missing at the same moment are one miss.
 func TestCallersOfOneMissAreNoRow(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		reads := &readCounter{Store: w.open()}
-		g := w.guard(reads, policy())
+		counter := tap.New(w.open())
+		reads, g := &counter.Lone, w.guard(counter, policy())
 		o := &origin{takes: time.Second}
 		for _, a := range callers([]*guard.Guard[string]{g}, 10*guard.MissesInARow, "k", o.fetch) {
 			must(w, a.err)
 		}
 		o.fetched(w, 1)
-		before := reads.n.Load()
+		before := reads.Load()
 		get(w, g, "another", o.fetch)
-		if n := reads.n.Load() - before; n != 1 {
+		if n := reads.Load() - before; n != 1 {
 			w.Errorf("%d reads of the next key", n)
 		}
 	})
@@ -185,7 +175,7 @@ func TestCallersOfOneMissAreNoRow(t *testing.T) {
 func TestUnreadCallersShareAFetch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		var fleet []*guard.Guard[string]
-		var reads []*readCounter
+		var reads []*atomic.Int32
 		for range 3 {
 			g, r := coldGuard(w, w.open(), policy())
 			fleet, reads = append(fleet, g), append(reads, r)
@@ -199,7 +189,7 @@ func TestUnreadCallersShareAFetch(t *testing.T) {
 		}
 		o.fetched(w, 1)
 		for i, r := range reads {
-			if n := r.n.Load(); n != 0 {
+			if n := r.Load(); n != 0 {
 				w.Errorf("%d reads in process %d", n, i)
 			}
 		}
@@ -229,7 +219,7 @@ func TestKeysAreReadWhenTheBudgetIsExhausted(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if n := reads.n.Load(); n != keys {
+		if n := reads.Load(); n != keys {
 			w.Errorf("%d reads of %d keys", n, keys)
 		}
 	})
@@ -262,9 +252,9 @@ func TestErrorsAreNoMisses(t *testing.T) {
 		}
 		w.server.SetError("")
 		time.Sleep(10 * time.Second)
-		reads.n.Store(0)
+		reads.Store(0)
 		get(w, g, "k", (&origin{}).fetch)
-		if n := reads.n.Load(); n != 1 {
+		if n := reads.Load(); n != 1 {
 			w.Errorf("%d reads after an error", n)
 		}
 	})
@@ -286,7 +276,7 @@ func TestStaleValueThatWasUnforeseenIsRefreshed(t *testing.T) {
 				if v := get(w, g, "k", o.fetch); v != "v1" {
 					w.Errorf("got %q", v)
 				}
-				if n := reads.n.Load(); n != 0 {
+				if n := reads.Load(); n != 0 {
 					w.Errorf("%d reads", n)
 				}
 				time.Sleep(3 * time.Second)
@@ -325,10 +315,10 @@ func TestRefreshMayAskForItsOwnKeyAmongMisses(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		must(w, g.Set(context.Background(), "k", "stored"))
-		v, err := g.Refresh(context.Background(), "k", func(ctx context.Context) (string, error) {
+		v, err := g.Get(context.Background(), "k", func(ctx context.Context) (string, error) {
 			row(w, g, "cold")
 			return g.Get(ctx, "k", never)
-		})
+		}, guard.MaxAge(0))
 		if v != "stored" || err != nil {
 			w.Errorf("got %q, %v", v, err)
 		}
@@ -376,7 +366,7 @@ func TestFailedMissIsNotReadForAStaleValue(t *testing.T) {
 		if _, err := g.Get(context.Background(), "k", func(context.Context) (string, error) { return "", broken }); !errors.Is(err, broken) {
 			w.Errorf("got %v", err)
 		}
-		if n := reads.n.Load(); n != 0 {
+		if n := reads.Load(); n != 0 {
 			w.Errorf("%d reads", n)
 		}
 	})

@@ -61,10 +61,10 @@ func TestReloadFetchesAnewAndSaysForHowLong(t *testing.T) {
 		o := &origin{}
 		callers(fleet[:1], 1, "k", o.fetch)
 		var told *string
-		r, err := fleet[1].Reload(context.Background(), "k", func(ctx context.Context, f *guard.Fill[string]) (string, error) {
+		r, err := fleet[1].Load(context.Background(), "k", func(ctx context.Context, f *guard.Fill[string]) (string, error) {
 			told, f.TTL = f.Stale, time.Hour
 			return o.fetch(ctx)
-		})
+		}, guard.MaxAge(0))
 		if err != nil || r.Value != "v2" || r.Source != guard.Fetched || told == nil || *told != "v1" {
 			w.Fatalf("%+v, %v, told %v", r, err, told)
 		}

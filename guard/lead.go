@@ -3,9 +3,12 @@ package guard
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/callers"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A leader takes the flights that one call is the first caller of to their outcomes.
@@ -30,30 +33,36 @@ func (c *call) newLeader(kind flightKind) *leader {
 	values := c.ctx
 	if kind == background {
 		// No caller waits for it, and so neither does the fetch that it was started from.
-		values = context.WithValue(values, frameKey{}, (*frame)(nil))
+		values = callers.Apart(values)
 	}
 	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told}
 }
 
 // open makes a flight that the leader runs. rd is what its first caller has read.
-func (l *leader) open(kind flightKind, key string, number uint64, rd read) *flight {
+func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *flight {
 	p := &l.e.policy
 	f := &flight{
 		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(),
-		settled: make(chan struct{}), moved: make(chan struct{}),
-		readErr: rd.err, known: rd.reading, knownAt: rd.at, poll: firstPoll,
+		settled: make(chan struct{}), moved: make(chan struct{}), poll: firstPoll,
 		// No other caller may have what the first one read; whatever follows is later.
 		knownMoment: number + 1, unseen: number + 1,
-		ask: cache.Ask{
-			TTL: p.Lease, RenewFor: p.FetchTimeout + p.MaxBudgetWait,
+		request: store.Request{
+			Key: l.e.storeKey(key), TTL: p.Lease, RenewFor: p.FetchTimeout + p.MaxBudgetWait,
 			MaxAttempts: max(p.MaxAttempts, 0), Window: p.Quarantine,
 		},
 	}
-	if rd.reading != nil {
-		f.ask.Seen = rd.reading.Seen
+	if rd != nil {
+		f.know(rd)
 	}
 	l.flights = append(l.flights, f)
 	return f
+}
+
+// know takes in what was read of the flight's key.
+func (f *flight) know(rd *read) {
+	if f.readErr = rd.err; rd.err == nil {
+		f.known, f.request.Seen = rd, rd.reading.Seen
+	}
 }
 
 // start runs a leader of several flights on a goroutine of its own, which ends when
@@ -76,11 +85,11 @@ func (l *leader) protect(do func()) {
 		if p := recover(); p != nil {
 			o = panicOutcome(p)
 		}
-		back := make([]cache.Return, 0, len(l.turns))
+		back := make([]store.Return, 0, len(l.turns))
 		for _, t := range l.turns {
 			back = t.giveBack(back)
 		}
-		returnN(context.WithoutCancel(l.ctx), l.e.store, back)
+		l.e.store.Return(context.WithoutCancel(l.ctx), back)
 		for _, f := range l.flights {
 			if f.by == l {
 				f.settle(o)
@@ -119,16 +128,17 @@ func (l *leader) run() {
 	for i, a := range l.acquire(asked) {
 		f := asked[i]
 		switch ended := l.e.endedFor(l.ctx, a.Err); {
-		case ended != nil, a.Err == nil && a.Answer.Verdict != cache.Granted:
+		case ended != nil, a.Err == nil && a.Verdict != store.Granted:
 			l.part(f)
 			f.next <- a
 		case a.Err != nil:
 			f.readErr = a.Err
 			away = append(away, f)
 		default:
-			l.grant(f, a.Answer.Lease)
+			l.grant(f, a.Lease)
 		}
 	}
+	l.releaseTaken()
 	l.goWithoutStore(away)
 	l.fetchTurns()
 }
@@ -148,12 +158,8 @@ func (l *leader) readForced() {
 		return
 	}
 	at := time.Now()
-	l.e.readMany(l.ctx, keys, func(i int, r *cache.Reading, err error) {
-		rd, f := keep(r, err, at), unread[i]
-		f.readErr, f.known, f.knownAt = rd.err, rd.reading, rd.at
-		if rd.reading != nil {
-			f.ask.Seen = rd.reading.Seen
-		}
+	l.e.readMany(l.ctx, keys, func(i int, r *store.Reading, err error) {
+		unread[i].know(keep(r, err, at))
 	})
 }
 
@@ -165,14 +171,14 @@ func (l *leader) runAlone(f *flight) {
 		return
 	}
 	l.readForced()
-	var a cache.Acquired
+	var a store.Answer
 	switch {
 	case f.readErr != nil:
 		a.Err = f.readErr
 	case f.known == nil:
 		a = l.acquireUnread(f)
 	default:
-		if f.known.Seen == "" {
+		if f.request.Seen == "" {
 			l.e.foresight.met(false)
 		}
 		o, done := l.spare(f)
@@ -187,7 +193,7 @@ func (l *leader) runAlone(f *flight) {
 }
 
 // pursue takes a flight from the answer to its acquire to its outcome.
-func (l *leader) pursue(f *flight, a cache.Acquired) {
+func (l *leader) pursue(f *flight, a store.Answer) {
 	for {
 		o := l.take(f, a)
 		switch {
@@ -204,35 +210,35 @@ func (l *leader) pursue(f *flight, a cache.Acquired) {
 
 // acquire asks for the flights' leases, and reads the clock of tags beside the first
 // time.
-func (l *leader) acquire(fs []*flight) []cache.Acquired {
+func (l *leader) acquire(fs []*flight) []store.Answer {
 	if len(fs) == 0 {
 		return nil
 	}
 	l.beginStamp(fs)
 	// With several parts, the last fetch starts when those before it have ended.
 	parts := time.Duration((len(fs) + l.e.policy.MaxBatch - 1) / l.e.policy.MaxBatch)
-	requests := make([]cache.Request, len(fs))
+	requests := make([]store.Request, len(fs))
 	moment, sent := l.e.sequence.Add(1), time.Now()
 	for i, f := range fs {
 		f.moment, f.sent = moment, sent
-		f.ask.Suspect = f.suspect()
-		ask := f.ask
-		ask.RenewFor = min(ask.RenewFor, cache.MaxTTL/parts) * parts
-		ask.Window += ask.RenewFor - f.ask.RenewFor
-		requests[i] = cache.Request{Key: l.e.storeKey(f.key), Ask: ask}
+		f.request.Suspect = f.suspect()
+		r := &requests[i]
+		*r = f.request
+		r.RenewFor = min(r.RenewFor, store.MaxTTL/parts) * parts
+		r.Window += r.RenewFor - f.request.RenewFor
 	}
-	return acquireN(l.ctx, l.e.store, requests)
+	return l.e.store.Acquire(l.ctx, requests)
 }
 
 // acquireUnread is acquire for a key that has not been read, as it was expected to be
 // absent. Where no answer comes a read may still help: some servers carry out no
 // scripts for a while and serve what is stored.
-func (l *leader) acquireUnread(f *flight) cache.Acquired {
-	f.ask.Once = true
+func (l *leader) acquireUnread(f *flight) store.Answer {
+	f.request.Once = true
 	a := l.acquire(l.flights)[0]
-	f.ask.Once = false
+	f.request.Once = false
 	l.e.events.unread.Add(1)
-	found := a.Err == nil && a.Answer.Verdict == cache.HasEntry
+	found := a.Err == nil && a.Verdict == store.HasEntry
 	if found {
 		l.e.events.misled.Add(1)
 	}
@@ -240,60 +246,89 @@ func (l *leader) acquireUnread(f *flight) cache.Acquired {
 	switch {
 	case a.Err != nil && l.e.endedFor(l.ctx, a.Err) == nil:
 		f.moment, f.sent = l.e.sequence.Add(1), time.Now()
-		r, err := l.e.store.Read(l.ctx, l.e.storeKey(f.key))
-		if err != nil {
-			return cache.Acquired{Err: err}
+		rd := l.e.lookups.read(l.ctx, f.key)
+		if rd.err != nil {
+			return store.Answer{Err: rd.err}
 		}
-		return cache.Acquired{Answer: cache.Answer{Verdict: cache.HasEntry, Reading: r}}
-	case a.Err == nil && a.Answer.Verdict == cache.Granted:
-		f.lend(&cache.Reading{})
+		return store.Answer{Verdict: store.HasEntry, Reading: rd.reading}
+	case a.Err == nil && a.Verdict == store.Granted:
+		f.lend(&read{reading: &store.Reading{}, at: f.sent})
 	}
 	return a
 }
 
 // take acts on an answer. It returns an outcome, or adds a turn to the leader's; if it
 // does neither, it is time to ask again.
-func (l *leader) take(f *flight, a cache.Acquired) *outcome {
+func (l *leader) take(f *flight, a store.Answer) *outcome {
 	if o := l.e.endedFor(l.ctx, a.Err); o != nil {
-		if a.Answer.Verdict == cache.Granted {
-			_ = l.e.store.Release(context.WithoutCancel(l.ctx), a.Answer.Lease)
+		if a.Verdict == store.Granted {
+			l.e.store.Return(context.WithoutCancel(l.ctx), []store.Return{{Lease: a.Lease}})
 		}
 		return closedOutcome()
 	}
 	switch {
+	case f.outwaits(a.Err):
+		return f.wait(l.ctx, time.Until(f.heldUntil))
 	case a.Err != nil:
 		return l.withoutStore(f, a.Err)
-	case a.Answer.Verdict == cache.Granted:
-		l.grant(f, a.Answer.Lease)
+	case a.Verdict == store.Granted:
+		l.grant(f, a.Lease)
+		l.releaseTaken()
+		if len(l.turns) == 0 {
+			return retryOutcome()
+		}
 		return nil
 	}
-	o := f.heed(&a.Answer)
-	if o == nil && a.Answer.Verdict == cache.Held {
-		o = f.wait(l.ctx, &a.Answer)
+	o := f.heed(&a)
+	if o == nil && a.Verdict == store.Held {
+		o = f.wait(l.ctx, a.TTL)
 	}
 	return o
 }
 
 // grant adds a turn under a lease.
-func (l *leader) grant(f *flight, lease *cache.Lease) {
-	f.won.Store(true)
+func (l *leader) grant(f *flight, lease *store.Lease) {
 	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
+}
+
+// releaseTaken drops the turns whose fetch the first caller runs for itself. Their other
+// callers retry.
+func (l *leader) releaseTaken() {
+	var ends []ending
+	l.turns = slices.DeleteFunc(l.turns, func(t *turn) bool {
+		if t.f.claimFetch() {
+			return false
+		}
+		ends = append(ends, ending{t: t, out: retryOutcome()})
+		return true
+	})
+	if len(ends) > 0 {
+		l.settle(ends)
+	}
 }
 
 // withoutStore is take for a flight that got no answer from the store.
 func (l *leader) withoutStore(f *flight, why error) *outcome {
-	if errors.Is(why, cache.ErrClosed) {
+	if errors.Is(why, store.ErrClosed) {
 		return closedOutcome()
 	}
-	if f.kind == background || l.e.policy.WhenUnavailable == FailClosed {
+	if f.refusesUnguarded() {
 		return &outcome{err: unavailable(why), own: true, moment: always}
 	}
-	leave := l.e.waitForSlot(l.ctx, func() bool { return l.e.flights.deserted(f) })
+	leave := l.e.waitForSlot(l.ctx, f.abandoned)
 	if leave == nil {
 		return l.e.noSlot()
 	}
-	l.goUnguarded(f, leave, why)
+	if !l.goUnguarded(f, leave, why) {
+		leave()
+		return l.e.noSlot()
+	}
 	return nil
+}
+
+// refusesUnguarded reports whether the flight may not fetch without a lease.
+func (f *flight) refusesUnguarded() bool {
+	return f.kind == background || f.e.policy.WhenUnavailable == FailClosed
 }
 
 // goWithoutStore starts another leader for the flights that got no answer from the
@@ -307,9 +342,9 @@ func (l *leader) goWithoutStore(away []*flight) {
 	for _, f := range away {
 		f.by = &other
 		switch {
-		case errors.Is(f.readErr, cache.ErrClosed):
+		case errors.Is(f.readErr, store.ErrClosed):
 			f.settle(closedOutcome())
-		case f.kind == background || l.e.policy.WhenUnavailable == FailClosed:
+		case f.refusesUnguarded():
 			f.settle(&outcome{err: unavailable(f.readErr), own: true, moment: always})
 		default:
 			other.flights = append(other.flights, f)
@@ -320,34 +355,32 @@ func (l *leader) goWithoutStore(away []*flight) {
 	}
 	l.e.flights.wg.Go(func() {
 		other.protect(func() {
-			leave := l.e.waitForSlot(l.ctx, other.deserted)
-			if leave == nil {
-				for _, f := range other.flights {
+			leave := l.e.waitForSlot(l.ctx, other.abandoned)
+			for _, f := range other.flights {
+				if leave == nil || !other.goUnguarded(f, leave, f.readErr) {
 					f.settle(l.e.noSlot())
 				}
-				return
 			}
-			for _, f := range other.flights {
-				other.goUnguarded(f, leave, f.readErr)
+			if leave != nil && len(other.turns) == 0 {
+				leave()
 			}
 			other.fetchTurns()
 		})
 	})
 }
 
-// goUnguarded adds a turn without a lease. leave gives its slot back.
-func (l *leader) goUnguarded(f *flight, leave func(), why error) {
-	f.won.Store(true)
+// goUnguarded adds a turn without a lease; leave gives its slot back. It returns false
+// if the first caller runs the fetch for itself.
+func (l *leader) goUnguarded(f *flight, leave func(), why error) bool {
+	if !f.claimFetch() {
+		return false
+	}
 	l.turns = append(l.turns, &turn{f: f, source: UnguardedFetch, leave: leave})
 	l.e.events.report(cache.Unguarded, Event{Key: f.key, Err: why})
+	return true
 }
 
-// deserted reports whether no caller waits for any of the flights.
-func (l *leader) deserted() bool {
-	for _, f := range l.flights {
-		if !l.e.flights.deserted(f) {
-			return false
-		}
-	}
-	return true
+// abandoned reports whether none of the flights need go on.
+func (l *leader) abandoned() bool {
+	return !slices.ContainsFunc(l.flights, func(f *flight) bool { return !f.abandoned() })
 }

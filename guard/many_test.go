@@ -15,6 +15,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // A manyOrigin counts how often each key is fetched, and the calls.
@@ -127,7 +129,7 @@ func TestManyColdKeysAreOneFetchAndWarmOnesNone(t *testing.T) {
 		for range 2 { // ages are asked for, and known
 			equal(w, getMany(w, fleet[1], keys, neverMany), valuesOf(keys))
 		}
-		if s := fleet[1].Stats(); s.RedisHits != 600 || s.Fetches != 0 {
+		if s := fleet[1].Stats(); s.StoreHits != 600 || s.Fetches != 0 {
 			w.Errorf("%+v", s)
 		}
 		if s := fleet[0].Stats(); s.Fetched != 300 || s.Fetches != 300 {
@@ -162,7 +164,7 @@ func TestBadBatches(t *testing.T) {
 		g := w.fleet(1, policy())[0]
 		ctx := context.Background()
 		for _, keys := range [][]string{nil, {}} {
-			if m, err := g.GetMany(ctx, keys, nil); m == nil || len(m) != 0 || err != nil {
+			if m, err := g.GetMany(ctx, keys, neverMany); m == nil || len(m) != 0 || err != nil {
 				w.Errorf("%v, %v", m, err)
 			}
 		}
@@ -186,10 +188,6 @@ func TestBadBatches(t *testing.T) {
 		equal(w, m, valuesOf([]string{"p", "q"}))
 		if _, err := g.Peek(ctx, "other"); !errors.Is(err, guard.ErrMiss) {
 			w.Errorf("a key nobody asked for: %v", err)
-		}
-		var panicked *guard.PanicError
-		if _, err := g.GetMany(ctx, []string{"nil fetch"}, nil); !errors.As(err, &panicked) {
-			w.Errorf("no fetch: %v", err)
 		}
 	})
 }
@@ -339,7 +337,7 @@ func (panickingAs) As(any) bool   { panic("As") }
 
 func TestPanicOverOneKeyLosesNoOthers(t *testing.T) {
 	for name, c := range map[string]struct {
-		tagsOf any
+		tagsOf func(string, string) []string
 		got    map[string]string
 		err    error
 	}{
@@ -362,7 +360,7 @@ func TestPanicOverOneKeyLosesNoOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = c.tagsOf }))[0]
+				g := w.fleet(1, policy(), guard.TagsOf(c.tagsOf))[0]
 				m, err := g.GetMany(w.Context(), []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) { return c.got, c.err })
 				equal(w, m, valuesOf([]string{"a"}))
 				var batch *guard.BatchError
@@ -671,7 +669,7 @@ func TestStaleKeysOfABatchAreRefreshedByOneFetch(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		o.called(w, 2)
 		getMany(w, g, keys, neverMany)
-		if s := g.Stats(); s.Refreshes != 30 || s.Stale != 60 || s.RedisHits != 30 {
+		if s := g.Stats(); s.Refreshes != 30 || s.Stale != 60 || s.StoreHits != 30 {
 			w.Errorf("%+v", s)
 		}
 	})
@@ -857,13 +855,13 @@ func TestPartsThatAreLeftAtTheEndAreNotFetched(t *testing.T) {
 
 func TestManyNearValues(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 1000; p.Clone = strings.Clone }))
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 1000 }), guard.Clone(strings.Clone))
 		keys := keysFrom(0, 20)
 		getMany(w, fleet[0], keys[:10], (&manyOrigin{}).fetch)
 		getMany(w, fleet[0], keys, (&manyOrigin{}).fetch)
 		before := fleet[0].Stats()
 		equal(w, getMany(w, fleet[0], keys, neverMany), valuesOf(keys))
-		if s := fleet[0].Stats(); s.NearHits-before.NearHits != 20 || s.RedisHits != before.RedisHits {
+		if s := fleet[0].Stats(); s.NearHits-before.NearHits != 20 || s.StoreHits != before.StoreHits {
 			w.Errorf("%+v, before %+v", s, before)
 		}
 		must(w, fleet[1].Set(context.Background(), "k3", "new"))
@@ -874,32 +872,17 @@ func TestManyNearValues(t *testing.T) {
 	})
 }
 
-// lateReads hands over what it has read of many keys after a while.
-type lateReads struct {
-	cache.Store
-	late time.Duration
-}
-
-func (s lateReads) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
-	var calls []func()
-	s.Store.ReadMany(ctx, prefix, keys, func(i int, r *cache.Reading, err error) {
-		if r != nil {
-			r = r.Keep()
-		}
-		calls = append(calls, func() { each(i, r, err) })
-	})
-	time.Sleep(s.late)
-	for _, call := range calls {
-		call()
-	}
-}
-
 // What a batch has long had, when the rest of it is there, is near for no longer
 // than it is fresh.
 func TestNearValuesOfASlowBatchAreNotKeptTooLong(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.TTL, p.Near.MaxEntries = 2*time.Second, 100 })
-		slow := w.guard(lateReads{w.open(), 3 * time.Second}, p)
+		late := tap.New(w.open())
+		late.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+			time.Sleep(3 * time.Second)
+			return r, err
+		}
+		slow := w.guard(late, p)
 		fleet := append(w.fleet(2, p), slow)
 		o := &origin{}
 		get(w, fleet[1], "read", o.fetch)
@@ -919,25 +902,22 @@ func TestNearValuesOfASlowBatchAreNotKeptTooLong(t *testing.T) {
 	})
 }
 
-// halfAway fails to read the first of two keys that are the same.
-type halfAway struct{ cache.Store }
-
-func (s halfAway) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
-	s.Store.ReadMany(ctx, prefix, keys, func(i int, r *cache.Reading, err error) {
-		if slices.Contains(keys[i+1:], keys[i]) {
-			r, err = nil, cache.ErrUnavailable
-		}
-		each(i, r, err)
-	})
-}
-
 // A key that is asked for twice may be read twice, and once in vain: it is served,
 // and neither fetched nor failed.
 func TestKeyAskedForTwiceHasOneOutcome(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.guard(halfAway{w.open()}, policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
+		s := tap.New(w.open())
+		g := w.guard(s, policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
 		time.Sleep(time.Second)
 		getMany(w, g, []string{"a"}, (&manyOrigin{}).fetch)
+		first := true
+		s.OnRead = func(key string, r *store.Reading, err error) (*store.Reading, error) {
+			if key == "g:a" && first {
+				first = false
+				return nil, store.ErrUnavailable
+			}
+			return r, err
+		}
 		equal(w, getMany(w, g, []string{"a", "b", "a"}, func(_ context.Context, keys []string) (map[string]string, error) {
 			if !slices.Equal(keys, []string{"b"}) {
 				return nil, fmt.Errorf("%v are fetched", keys)
@@ -985,49 +965,19 @@ func TestBypassedKeysOfABatch(t *testing.T) {
 	})
 }
 
-// A scarce store answers nothing more once it has been asked for leases, if it goes
-// away, and counts how often it is read.
-type scarce struct {
-	cache.Store
-	goes        bool
-	away        atomic.Bool
-	reads, many atomic.Int32
-}
-
-func (s *scarce) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
-	s.away.Store(s.goes)
-	if s.goes {
-		return slices.Repeat([]cache.Acquired{{Err: cache.ErrUnavailable}}, len(requests))
-	}
-	return s.Store.AcquireMany(ctx, requests)
-}
-
-func (s *scarce) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	s.reads.Add(1)
-	if s.away.Load() {
-		return nil, cache.ErrUnavailable
-	}
-	return s.Store.Read(ctx, key)
-}
-
-func (s *scarce) ReadMany(ctx context.Context, prefix string, keys []string, each func(int, *cache.Reading, error)) {
-	s.many.Add(1)
-	if !s.away.Load() {
-		s.Store.ReadMany(ctx, prefix, keys, each)
-		return
-	}
-	for i := range keys {
-		each(i, nil, cache.ErrUnavailable)
-	}
-}
-
 // What a batch's fetch finds still good is looked at again in one go, or not at all
 // where Redis is away.
 func TestValuesOfABatchThatAreStillGoodAreReadAtOnce(t *testing.T) {
 	for name, goes := range map[string]bool{"under leases": false, "Redis has gone away": true} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				s := &scarce{Store: w.open(), goes: goes}
+				s := tap.New(w.open())
+				if goes {
+					s.OnAcquire = func(requests []store.Request) []store.Answer {
+						s.OnRead = tap.Unread
+						return slices.Repeat([]store.Answer{{Err: store.ErrUnavailable}}, len(requests))
+					}
+				}
 				g := w.guard(s, policy())
 				time.Sleep(time.Second)
 				keys := keysFrom(0, 50)
@@ -1037,7 +987,7 @@ func TestValuesOfABatchThatAreStillGoodAreReadAtOnce(t *testing.T) {
 				}
 				good := func(context.Context, []string) (map[string]string, error) { return nil, guard.ErrNotModified }
 				equal(w, getMany(w, g, keys, good), valuesOf(keys))
-				if one, many := s.reads.Load(), s.many.Load(); one > 0 || many > 2 {
+				if one, many := s.Lone.Load(), s.Many.Load(); one > 0 || many > 2 {
 					w.Errorf("%d keys were read one by one, and others in %d goes", one, many)
 				}
 			})

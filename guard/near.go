@@ -11,7 +11,7 @@ import (
 
 	"github.com/maypok86/otter/v2"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Near configures a guard's near cache: decoded values in this process, which
@@ -51,7 +51,7 @@ func (n Near) validate() error {
 // near is a guard's near cache. Values in it are *V in an any.
 type near struct {
 	values    *otter.Cache[string, *nearValue]
-	feed      *cache.Feed
+	feed      *store.Feed
 	ttl       time.Duration
 	hits      tally         // lookups that were answered
 	evictions atomic.Uint64 // by a bound, not by the time
@@ -78,7 +78,7 @@ type nearValue struct {
 	tags  []nearTag      // nil: it carries none
 	lives time.Duration
 	size  uint32
-	entry *cache.Reading // as it was read at the time at
+	entry *store.Reading // as it was read at the time at
 	at    time.Time
 }
 
@@ -91,7 +91,7 @@ type nearTag struct {
 	asked uint64
 }
 
-func newNear(store cache.Store, prefix string, cfg Near) (*near, error) {
+func newNear(s store.Store, prefix string, cfg Near) (*near, error) {
 	n := &near{ttl: cfg.TTL, seed: maphash.MakeSeed()}
 	o := &otter.Options[string, *nearValue]{
 		MaximumSize:      cfg.MaxEntries,
@@ -111,7 +111,7 @@ func newNear(store cache.Store, prefix string, cfg Near) (*near, error) {
 	if n.values, err = otter.New(o); err != nil {
 		return nil, fmt.Errorf("guard: Policy.Near: %w", err)
 	}
-	n.feed = store.Follow(func(what cache.Invalidation) {
+	n.feed = s.Follow(func(what store.Invalidation) {
 		if what.Tag != "" {
 			if strings.HasPrefix(what.Tag, prefix) {
 				n.forgetTag(what.Tag)
@@ -179,7 +179,7 @@ func (n *near) ticket(key string) ticket {
 // put keeps a value for as long as it is fresh and not due to be refreshed,
 // unless it may have been invalidated since the ticket was taken. It was read, or
 // filled, not before the time at.
-func (n *near) put(key string, t ticket, value any, r *cache.Reading, due time.Duration, at time.Time) {
+func (n *near) put(key string, t ticket, value any, r *store.Reading, due time.Duration, at time.Time) {
 	if t.epoch == 0 || r == nil || !r.Fresh() {
 		return
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // behindProxy opens a guard on a real server behind a proxy.
@@ -332,11 +333,11 @@ func TestHostileEntriesAreCountedAndOverwritten(t *testing.T) {
 			for i := next.Add(1) - 1; i < n; i = next.Add(1) - 1 {
 				v, err := g.Get(context.Background(), fmt.Sprint(i), func(context.Context) (record, error) { return good, nil })
 				switch {
-				case errors.Is(err, guard.ErrNotFound) && hostile[i][17] == byte(cache.Negative):
+				case errors.Is(err, guard.ErrNotFound) && hostile[i][17] == byte(store.Negative):
 					sound.Add(1) // one flipped bit makes a value a sound negative entry
 				case err != nil:
 					t.Errorf("entry %x: %v", hostile[i], err)
-				case hostile[i][min(17, len(hostile[i])-1)] == byte(cache.Bypass):
+				case hostile[i][min(17, len(hostile[i])-1)] == byte(store.Bypass):
 					sound.Add(1) // or a sound marker that its callers fetch for themselves
 				case v.Name != good.Name:
 					sound.Add(1) // bits flipped in a name
@@ -356,7 +357,7 @@ func TestHostileEntriesAreCountedAndOverwritten(t *testing.T) {
 	}
 	for i := range n {
 		_, err := g.Get(context.Background(), fmt.Sprint(i), func(context.Context) (record, error) { return record{}, errNotOverwritten })
-		bypass := len(hostile[i]) > 17 && hostile[i][17] == byte(cache.Bypass)
+		bypass := len(hostile[i]) > 17 && hostile[i][17] == byte(store.Bypass)
 		if err != nil && !errors.Is(err, guard.ErrNotFound) && !bypass {
 			t.Errorf("entry %x was not overwritten: %v", hostile[i], err)
 		}
@@ -382,15 +383,47 @@ func damage(rng *rand.Rand, good []byte) []byte {
 		}
 	case 3: // a payload whose first length is a lie
 		heads := []byte{0xdd, 0xdf, 0xdb, 0xc6, 0xc9}
-		b = append(b[:cache.HeaderSize], heads[rng.IntN(len(heads))])
+		b = append(b[:store.HeaderSize], heads[rng.IntN(len(heads))])
 		b = binary.BigEndian.AppendUint32(b, rng.Uint32()|1<<30)
 	case 4: // another format, kind or codec
 		b[16+rng.IntN(3)] = byte(rng.Uint32())
 	case 5: // said to be compressed
-		b[19] |= byte(cache.FlagCompressed)
+		b[19] |= byte(store.FlagCompressed)
 		if rng.IntN(2) == 0 { // with a length of its own that is a lie
-			b = binary.AppendUvarint(b[:cache.HeaderSize], uint64(rng.Uint32()))
+			b = binary.AppendUvarint(b[:store.HeaderSize], uint64(rng.Uint32()))
 		}
 	}
 	return b
+}
+
+// A caller's error says which Redis is away and why, as long as the store asks it and
+// when it doesn't any more.
+func TestCallersLearnWhyRedisIsAway(t *testing.T) {
+	const nobody = "127.0.0.1:1" // listens there
+	client := redis.NewClient(&redis.Options{Addr: nobody})
+	defer client.Close()
+	s, err := cache.NewRedis(client, cache.Options{Namespace: "test", RedisTimeout: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	g, err := guard.New[string](s, "g", policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	for range 2 {
+		for name, call := range calls(t.Context(), g, never) {
+			err := call()
+			if !errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("%s: error %v, want ErrUnavailable", name, err)
+				continue
+			}
+			for end := time.Now().Add(10 * time.Second); !strings.Contains(err.Error(), nobody+": dial tcp "+nobody+": connect: connection refused"); time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("%s: error %v", name, err)
+				}
+			}
+		}
+	}
 }

@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 func TestSoftTimeoutServesStaleWhileTheFetchGoesOn(t *testing.T) {
@@ -379,7 +382,7 @@ func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
 		done := make(chan string, 6)
 		for i := range 6 {
 			go func() {
-				v, err := fleet[i%3].Refresh(context.Background(), "k", o.fetch)
+				v, err := fleet[i%3].Get(context.Background(), "k", o.fetch, guard.MaxAge(0))
 				if err != nil {
 					w.Error(err)
 				}
@@ -402,29 +405,26 @@ func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
 	})
 }
 
-// unwoken hears no wake-ups: who waits has to look.
-type unwoken struct{ cache.Store }
-
-func (unwoken) Watch(string) *cache.Watch { return cache.NewWatch(func() {}) }
-
 func TestRefreshIsNotGivenWhatWasOverWhenItWasCalled(t *testing.T) {
 	for _, what := range []string{"a fetch", "a Set"} {
 		t.Run(what, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
-				here, there := w.guard(unwoken{w.open()}, policy()), w.guard(w.open(), policy())
+				deaf := tap.New(w.open())
+				deaf.OnWatch = func(string) *store.Watch { return store.NewWatch(func() {}) }
+				here, there := w.guard(deaf, policy()), w.guard(w.open(), policy())
 				must(w, there.Set(w.Context(), "k", "old"))
 				time.Sleep(time.Second)
 				fetched := make(chan error, 1)
 				go func() {
 					o := &origin{takes: 5 * time.Second, answer: func(context.Context, int) (string, error) { return "new", nil }}
-					_, err := there.Refresh(context.Background(), "k", o.fetch)
+					_, err := there.Get(context.Background(), "k", o.fetch, guard.MaxAge(0))
 					fetched <- err
 				}()
 				time.Sleep(time.Second)
 				var wg sync.WaitGroup
 				refresh := func(want string) {
 					wg.Go(func() {
-						v, err := here.Refresh(context.Background(), "k", func(context.Context) (string, error) { return "newer", nil })
+						v, err := here.Get(context.Background(), "k", func(context.Context) (string, error) { return "newer", nil }, guard.MaxAge(0))
 						if v != want || err != nil {
 							w.Errorf("got %q, %v, want %q", v, err, want)
 						}
@@ -459,26 +459,19 @@ func (c *lookedAt) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// slowReads takes a second for each read, unless its caller leaves.
-type slowReads struct{ cache.Store }
-
-func (s slowReads) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	select {
-	case <-time.After(time.Second):
-		return s.Store.Read(ctx, key)
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.guard(slowReads{w.open()}, policy())
+		slow := tap.New(w.open())
+		slow.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
+			time.Sleep(time.Second)
+			return r, err
+		}
+		g := w.guard(slow, policy())
 		time.Sleep(time.Second)
 		must(w, g.Set(context.Background(), "k", "old"))
 		end, ended := make(chan struct{}), make(chan struct{})
 		go func() {
-			_, _ = g.Refresh(context.Background(), "k", func(context.Context) (string, error) { <-end; return "", errors.New("down") })
+			_, _ = g.Get(context.Background(), "k", func(context.Context) (string, error) { <-end; return "", errors.New("down") }, guard.MaxAge(0))
 			close(ended)
 		}()
 		time.Sleep(2 * time.Second)
@@ -486,14 +479,14 @@ func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		left := make(chan error)
 		go func() {
-			_, err := g.Refresh(&lookedAt{ctx, func() { close(end); <-ended }}, "k", o.fetch)
+			_, err := g.Get(&lookedAt{ctx, func() { close(end); <-ended }}, "k", o.fetch, guard.MaxAge(0))
 			left <- err
 		}()
 		time.Sleep(500 * time.Millisecond)
 		// It may leave while the key is read: whoever has joined it goes on.
 		second := make(chan answer)
 		go func() {
-			v, err := g.Refresh(context.Background(), "k", o.fetch)
+			v, err := g.Get(context.Background(), "k", o.fetch, guard.MaxAge(0))
 			second <- answer{value: v, err: err}
 		}()
 		synctest.Wait()
@@ -529,7 +522,7 @@ func TestEntryThatCannotBeReadIsReportedOnce(t *testing.T) {
 			return g.Get(w.Context(), "k", (&origin{}).fetch)
 		},
 		"Refresh": func(w *world, g *guard.Guard[string]) (string, error) {
-			return g.Refresh(w.Context(), "k", (&origin{}).fetch)
+			return g.Get(w.Context(), "k", (&origin{}).fetch, guard.MaxAge(0))
 		},
 		"GetMany": func(w *world, g *guard.Guard[string]) (string, error) {
 			m, err := g.GetMany(w.Context(), []string{"k"}, (&manyOrigin{}).fetch)
@@ -603,5 +596,102 @@ func TestWaitThatNobodyIsLeftForEnds(t *testing.T) {
 		if a := <-done; a.value != "v1" || a.err != nil {
 			w.Errorf("the holder got %+v", a)
 		}
+	})
+}
+
+// A busy origin notes how many of its fetches ran at once.
+type busyOrigin struct {
+	origin
+	now, most atomic.Int32
+}
+
+func (o *busyOrigin) fetch(ctx context.Context) (string, error) {
+	n := o.now.Add(1)
+	defer o.now.Add(-1)
+	for most := o.most.Load(); n > most && !o.most.CompareAndSwap(most, n); most = o.most.Load() {
+	}
+	return o.origin.fetch(ctx)
+}
+
+func (o *busyOrigin) many(ctx context.Context, keys []string) (map[string]string, error) {
+	v, err := o.fetch(ctx)
+	return map[string]string{keys[0]: v}, err
+}
+
+// The flight goes on for the others when its first caller leaves it to fetch for
+// itself. It has that caller's fetch.
+func TestCallerThatStopsWaitingRunsItsFetchOnce(t *testing.T) {
+	type asker = func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error)
+	for name, ask := range map[string]asker{
+		"Get": func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error) {
+			return g.Get(ctx, "k", o.fetch)
+		},
+		"Refresh": func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error) {
+			return g.Get(ctx, "k", o.fetch, guard.MaxAge(0))
+		},
+		"GetMany": func(ctx context.Context, g *guard.Guard[string], o *busyOrigin) (string, error) {
+			all, err := g.GetMany(ctx, []string{"k"}, o.many)
+			return all["k"], err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				fleet := w.fleet(2, policy(func(p *guard.Policy) { p.WaitTimeout, p.OnWaitTimeout = time.Second, guard.StaleOrFetch }))
+				go func() { _, _ = fleet[0].Get(w.Context(), "k", (&origin{takes: time.Hour}).fetch) }()
+				synctest.Wait()
+				first, second := &busyOrigin{origin: origin{takes: 5 * time.Second}}, &busyOrigin{}
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if v, err := ask(w.Context(), fleet[1], first); v != "v1" || err != nil {
+						w.Errorf("the first caller got %q, %v", v, err)
+					}
+				})
+				time.Sleep(900 * time.Millisecond)
+				wg.Go(func() {
+					if v, err := ask(w.Context(), fleet[1], second); v != "v1" || err != nil {
+						w.Errorf("the second caller got %q, %v", v, err)
+					}
+				})
+				time.Sleep(200 * time.Millisecond) // the first fetches for itself by now
+				must(w, fleet[0].Close())          // and the lease is there to be had
+				wg.Wait()
+				time.Sleep(10 * time.Second)
+				if most := first.most.Load(); most != 1 {
+					w.Errorf("the first caller's fetch ran %d times at once", most)
+				}
+				first.fetched(w, 1)
+				second.fetched(w, 1)
+				if v, err := fleet[1].Peek(w.Context(), "k"); v.Value != "v1" || err != nil {
+					w.Errorf("stored: %+v, %v", v, err)
+				}
+			})
+		})
+	}
+}
+
+// The same while Redis is away: the flight waits for its turn, and so does its first
+// caller then.
+func TestCallerWithoutTurnRunsItsFetchOnce(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.WaitTimeout, p.OnWaitTimeout, p.MaxUnguarded = time.Second, guard.StaleOrFetch, 2
+		}))[0]
+		must(w, w.server.Stop())
+		slow := &origin{takes: 1500 * time.Millisecond}
+		go callers([]*guard.Guard[string]{g}, 1, "slow 1", slow.fetch)
+		go callers([]*guard.Guard[string]{g}, 1, "slow 2", slow.fetch)
+		time.Sleep(100 * time.Millisecond)
+		first, second := &busyOrigin{origin: origin{takes: 5 * time.Second}}, &busyOrigin{}
+		var wg sync.WaitGroup
+		for _, o := range []*busyOrigin{first, second} {
+			wg.Go(func() { _, _ = g.Get(w.Context(), "k", o.fetch) })
+			time.Sleep(900 * time.Millisecond)
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		if most := first.most.Load(); most != 1 {
+			w.Errorf("the first caller's fetch ran %d times at once", most)
+		}
+		slow.fetched(w, 2)
 	})
 }

@@ -64,7 +64,7 @@ func (p *part) pay(turns []*turn) (payment, error) {
 // the budget is exhausted.
 func (f *flight) livesOnStale() bool {
 	return f.kind != forced && f.e.policy.StaleIfError > 0 &&
-		servableIfError(f.known, time.Since(f.knownAt)) && f.e.maskable(&outcome{err: &ExhaustedError{}})
+		servableIfError(f.known.found(), f.known.waited()) && f.e.maskable(&outcome{err: &ExhaustedError{}})
 }
 
 // payAlone is pay for a caller that fetches for itself, on the given context.
@@ -102,7 +102,6 @@ func (e *engine) spend(ctx context.Context, key string, s Spending) (payment, er
 // settleUnpaid ends the turns whose fetch could not be paid.
 func (p *part) settleUnpaid(turns []*turn, why error) {
 	l, e := p.l, p.l.e
-	var exhausted *ExhaustedError
 	ends := make([]ending, len(turns))
 	for i, t := range turns {
 		end := ending{t: t, start: e.sequence.Add(1)}
@@ -111,21 +110,23 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 			end.out = closedOutcome()
 		case errors.Is(why, errNotWanted):
 			end.out = retryOutcome()
-		case errors.As(why, &exhausted):
-			// The budget is exhausted and not the key: it is not paused.
-			end.out = &outcome{err: why, moment: end.start}
-			if t.lease != nil {
-				end.back = cache.Return{Failed: true, Failure: encodeFailure(why, 0, &e.policy)}
-			}
+		case isExhausted(why):
+			end.fail(why) // waiters in other processes are told at once
 		default:
 			end.out = &outcome{err: why, moment: end.start}
 		}
 		if t.lease != nil && !end.back.Failed {
-			e.events.report(cache.LeaseReleased, Event{Key: t.f.key, Token: t.lease.Token})
+			e.events.report(cache.LeaseReleased, Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
 		}
 		ends[i] = end
 	}
 	l.settle(ends)
+}
+
+// isExhausted reports whether an error says that a budget had nothing left.
+func isExhausted(err error) bool {
+	var exhausted *ExhaustedError
+	return errors.As(err, &exhausted)
 }
 
 // maxDoomed is how many flights may ask for a lease though their guard's budget is

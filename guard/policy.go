@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/nils"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Off turns off what a zero would give a default: Policy.Negative,
@@ -25,7 +27,8 @@ type WhenUnavailable byte
 const (
 	// FailOpen lets each process fetch for itself, callers of one key sharing a
 	// fetch, at most Policy.MaxUnguarded fetches at once. What is fetched so is
-	// not stored.
+	// not stored. Callers who wait for another process's fetch wait until its lease
+	// must be over, Policy.Lease at most.
 	FailOpen WhenUnavailable = iota
 	// FailClosed gives callers ErrUnavailable.
 	FailClosed
@@ -42,9 +45,10 @@ const (
 	ErrorAlways
 	// StaleOrFetch gives the stale value if StaleIfError allows it, else lets the
 	// caller fetch for itself, without a lease: at most Policy.MaxUnguarded such
-	// fetches run at once in the process. Who has waited for Policy.WaitTimeout once
-	// more, for its turn among them, gets ErrWaitTimeout. What is fetched so is not
-	// stored.
+	// fetches run at once in the process. A caller that has waited for
+	// Policy.WaitTimeout once more, for its turn among them, gets ErrWaitTimeout. A
+	// value that was fetched like this is not stored. A call's fetch never runs twice
+	// at once for one key: the other callers of the key wait for a fetch of their own.
 	StaleOrFetch
 )
 
@@ -53,7 +57,7 @@ const (
 // are honoured to the millisecond.
 type Policy struct {
 	// TTL is how long a value is fresh: at least 1 ms, required. Together with Stale
-	// or StaleIfError it is at most [cache.MaxTTL], 49 days.
+	// or StaleIfError it is at most [store.MaxTTL], 49 days.
 	TTL time.Duration
 
 	// Stale is how long after its TTL a value is still served, at once, while one
@@ -72,11 +76,6 @@ type Policy struct {
 	// bytes each. Default none.
 	Tags []string
 
-	// TagsOf, a func(key string, value V) []string, returns further tags of a value,
-	// whichever call fetches or sets it: GetMany's values have no others. It is called
-	// from several goroutines. Default none.
-	TagsOf any `json:"-"`
-
 	// Jitter spreads the expiry of values that were fetched together: each is
 	// fresh for a random time between TTL*(1-Jitter) and TTL. From 0 to less
 	// than 1. Default 0.
@@ -84,12 +83,6 @@ type Policy struct {
 
 	// Near is the near cache. Default none.
 	Near Near
-
-	// Clone, a func(V) V, copies each value for each caller, for callers who change
-	// what they get: near values, and those that several have waited for. It is called
-	// for the zero value too, and its panics are the caller's. Default none: values are
-	// shared, treat them as read-only.
-	Clone any
 
 	// Beta scales how early, before its TTL ends, a value that is in use is
 	// refreshed in the background: by about one and a half times what its last
@@ -99,6 +92,13 @@ type Policy struct {
 	// Negative is how long ErrNotFound is cached; what is longer than TTL is cut to
 	// it. Default 5 s, or TTL; Off doesn't cache it.
 	Negative time.Duration
+
+	// NotFound says which errors of a fetch mean that the key doesn't exist:
+	// sql.ErrNoRows, say. They count as ErrNotFound and are cached like it. Callers in
+	// this process get an error that wraps both ErrNotFound and the fetch's. It is
+	// called from several goroutines, also for each key that a fetch of GetMany fails
+	// for. If it panics, the fetch has failed with a [*PanicError]. Default none.
+	NotFound func(error) bool `json:"-"`
 
 	// Bypass is how long a key whose value was private ([Fill.Private]) or over
 	// MaxBytes is left alone: its callers fetch for themselves instead of
@@ -131,7 +131,7 @@ type Policy struct {
 
 	// Lease is the TTL of the lease, which is renewed while the fetch runs. It
 	// bounds how long a holder is waited for that vanished without its connection
-	// breaking. At least 10 ms. Default 5 s.
+	// breaking, and any holder while Redis is away. At least 10 ms. Default 5 s.
 	Lease time.Duration
 
 	// MaxAttempts is how many processes may die fetching a key before it is
@@ -189,8 +189,9 @@ type Policy struct {
 	// handed to its callers, reported, and not stored. Default 16 MiB.
 	MaxBytes int
 
-	// Codec encodes values. Default []byte and string as they are, everything
-	// else as MessagePack.
+	// Codec encodes values. One that is a [cache.TypeChecker] is asked by New
+	// whether it can store the guard's values. Default []byte and string as they
+	// are, everything else as MessagePack.
 	Codec cache.Codec
 
 	// CompressAbove is the encoded size in bytes above which values are
@@ -277,6 +278,9 @@ func (p Policy) validate() error {
 	if p.Cost < 0 {
 		bad("Cost is %d, must not be negative", p.Cost)
 	}
+	if p.Budget != nil && nils.Is(p.Budget) {
+		bad("Budget is a nil %T (check the error of the call that made it)", p.Budget)
+	}
 	if p.Priority > Critical {
 		bad("Priority is %d, must be Normal, Background or Critical", p.Priority)
 	}
@@ -301,10 +305,10 @@ func (p Policy) validate() error {
 // an entry can keep.
 func (p Policy) validateTimes(bad func(format string, args ...any)) {
 	tooLong := func(name string, d time.Duration) bool {
-		if d > cache.MaxTTL {
-			bad("%s is %v, can be at most 49 days (%v)", name, d, cache.MaxTTL)
+		if d > store.MaxTTL {
+			bad("%s is %v, can be at most 49 days (%v)", name, d, store.MaxTTL)
 		}
-		return d > cache.MaxTTL
+		return d > store.MaxTTL
 	}
 	span := func(name string, d, least time.Duration) {
 		if !tooLong(name, d) && d < least {
@@ -327,7 +331,7 @@ func (p Policy) validateTimes(bad func(format string, args ...any)) {
 		bad("StaleIfError is %v, must be at least Stale (%v): what may be served while it is refreshed may be served if that fails", p.StaleIfError, p.Stale)
 	}
 	limit := func(d time.Duration) time.Duration { return min(d, math.MaxInt64/2) } // or the sum overflows
-	if p.TTL <= cache.MaxTTL && !tooLong("TTL plus Stale", p.TTL+limit(p.Stale)) {
+	if p.TTL <= store.MaxTTL && !tooLong("TTL plus Stale", p.TTL+limit(p.Stale)) {
 		tooLong("TTL plus StaleIfError", p.TTL+limit(p.StaleIfError))
 	}
 	orOff("Negative", p.Negative)

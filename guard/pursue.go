@@ -2,11 +2,13 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // How a waiting flight looks at its holder besides being woken: every 50 ms at first,
@@ -19,30 +21,33 @@ const (
 )
 
 // suspect is the holder to be taken over, if it looked unwatched long enough ago.
-func (f *flight) suspect() cache.Token {
+func (f *flight) suspect() store.Token {
 	if f.unwatched.IsZero() || time.Since(f.unwatched) < secondLook {
-		return cache.Token{}
+		return store.Token{}
 	}
-	return f.ask.LastHeld
+	return f.request.LastHeld
 }
 
 // heed returns the outcome that an answer brings. Without one the flight waits if it
 // was answered "held", and otherwise asks again.
-func (f *flight) heed(a *cache.Answer) *outcome {
-	if a.Verdict != cache.Quarantined {
+func (f *flight) heed(a *store.Answer) *outcome {
+	if a.Verdict != store.Quarantined {
 		f.suspicious = false
 	}
+	if a.Verdict != store.Held {
+		f.heldUntil = time.Time{}
+	}
 	switch a.Verdict {
-	case cache.HasEntry:
+	case store.HasEntry:
 		return f.stored(a.Reading)
-	case cache.Failed:
+	case store.Failed:
 		return &outcome{err: decodeFailure(a.Failure, &f.e.policy), moment: f.heldMoment}
-	case cache.Paused:
+	case store.Paused:
 		err := decodeFailure(a.Failure, &f.e.policy)
 		err.RetryAfter = a.TTL
 		f.e.events.report(cache.KeyPaused, Event{Key: f.key, Duration: a.TTL, Err: err})
 		return &outcome{err: err, moment: f.moment}
-	case cache.Quarantined:
+	case store.Quarantined:
 		return f.quarantined(a.TTL)
 	}
 	f.held(a)
@@ -51,12 +56,13 @@ func (f *flight) heed(a *cache.Answer) *outcome {
 
 // stored judges an entry that was stored meanwhile, or that no caller had read. If it
 // can't be served the flight asks again.
-func (f *flight) stored(r *cache.Reading) *outcome {
-	f.known, f.knownAt, f.knownMoment = r, f.sent, f.moment
-	f.ask.Seen = r.Seen
-	o := f.e.judge(f.key, read{reading: r, at: f.sent})
+func (f *flight) stored(r *store.Reading) *outcome {
+	rd := &read{reading: r, at: f.sent}
+	f.know(rd)
+	f.knownMoment = f.moment
+	o := f.e.judge(f.key, rd)
 	if o.then == fetch {
-		f.lend(r)
+		f.lend(rd)
 		f.unseen = f.moment
 		return nil
 	}
@@ -64,7 +70,7 @@ func (f *flight) stored(r *cache.Reading) *outcome {
 	if f.kind == forced {
 		o.moment = f.unseen // a later caller wants a value that was not stored yet when it came
 	}
-	if f.watch != nil && o.stored && o.source == FromRedis {
+	if f.watch != nil && o.stored && o.source == FromStore {
 		o.source = Waited
 	}
 	return o
@@ -88,13 +94,14 @@ func (f *flight) quarantined(left time.Duration) *outcome {
 }
 
 // held takes note of the holder.
-func (f *flight) held(a *cache.Answer) {
+func (f *flight) held(a *store.Answer) {
 	f.heldMoment, f.unseen = f.moment, f.moment
-	if a.Holder != f.ask.LastHeld {
+	f.heldUntil = f.sent.Add(a.TTL)
+	if a.Holder != f.request.LastHeld {
 		f.unwatched = time.Time{}
-		f.e.events.report(cache.LeaseHeld, Event{Key: f.key, Token: a.Holder, Duration: a.TTL})
+		f.e.events.report(cache.LeaseHeld, Event{Key: f.key, Token: cache.Token(a.Holder), Duration: a.TTL})
 	}
-	f.ask.LastHeld = a.Holder
+	f.request.LastHeld = a.Holder
 	switch {
 	case !a.Unwatched:
 		f.unwatched = time.Time{}
@@ -103,13 +110,21 @@ func (f *flight) held(a *cache.Answer) {
 	}
 }
 
-// wait returns when there is reason to ask again, or with the outcome that a wake-up
-// brought.
-func (f *flight) wait(ctx context.Context, a *cache.Answer) *outcome {
+// outwaits reports whether a flight that got no answer goes on waiting for the lease that
+// was held when it last got one. The holder may well be at work, and its outcome may
+// still arrive: silence says nothing of it before the lease's end. A flight that may not
+// fetch without a lease has nothing to wait for.
+func (f *flight) outwaits(err error) bool {
+	return errors.Is(err, store.ErrUnavailable) && !f.refusesUnguarded() && time.Now().Before(f.heldUntil)
+}
+
+// wait returns when there is reason to ask again, the end of the lease at the latest, of
+// which so much is left; or with the outcome that a wake-up brought.
+func (f *flight) wait(ctx context.Context, left time.Duration) *outcome {
 	if f.watch == nil {
 		f.waitSince = time.Now()
 		f.waiting.Store(true)
-		f.e.events.report(cache.WaitBegan, Event{Key: f.key, Token: a.Holder})
+		f.e.events.report(cache.WaitBegan, Event{Key: f.key, Token: cache.Token(f.request.LastHeld)})
 		f.watch = f.e.store.Watch(f.e.storeKey(f.key))
 	}
 	// A quarter of jitter, so that the waiters of a fleet do not look in step.
@@ -117,7 +132,7 @@ func (f *flight) wait(ctx context.Context, a *cache.Answer) *outcome {
 	if !f.unwatched.IsZero() {
 		d = min(d, secondLook)
 	}
-	timer := time.NewTimer(min(d, a.TTL+time.Millisecond))
+	timer := time.NewTimer(min(d, left+time.Millisecond))
 	defer timer.Stop()
 	select {
 	case m := <-f.watch.C:
@@ -127,8 +142,8 @@ func (f *flight) wait(ctx context.Context, a *cache.Answer) *outcome {
 	case <-ctx.Done():
 		return closedOutcome()
 	}
-	if f.e.flights.deserted(f) {
-		return retryOutcome() // for a caller that joins at this very moment
+	if f.abandoned() {
+		return retryOutcome() // for callers that have joined, or join at this very moment
 	}
 	return nil
 }
@@ -136,9 +151,10 @@ func (f *flight) wait(ctx context.Context, a *cache.Answer) *outcome {
 // woken takes in a wake-up and those queued behind it. Only a message about the token
 // last answered "held" decides: any other may be about a lease that was over before
 // this flight's callers came. All others are reasons to ask again.
-func (f *flight) woken(m cache.Message) *outcome {
+func (f *flight) woken(m store.Message) *outcome {
 	for {
-		if m.Token == f.ask.LastHeld {
+		if m.Token == f.request.LastHeld {
+			f.heldUntil = time.Time{} // the lease was given back
 			if o := f.told(m); o != nil {
 				return o
 			}
@@ -152,11 +168,11 @@ func (f *flight) woken(m cache.Message) *outcome {
 }
 
 // told is the outcome that a message about the holder brings.
-func (f *flight) told(m cache.Message) *outcome {
+func (f *flight) told(m store.Message) *outcome {
 	switch m.Signal {
-	case cache.FailedSignal:
+	case store.FailedSignal:
 		return &outcome{err: decodeFailure(m.Body, &f.e.policy), moment: f.heldMoment}
-	case cache.Filled:
+	case store.Filled:
 		r := m.Reading()
 		if !r.Found {
 			return nil // too large to ride in the message: asking again returns it
@@ -165,11 +181,11 @@ func (f *flight) told(m cache.Message) *outcome {
 			return nil // one may have been deleted before the entry was stored: asking again tells
 		}
 		switch {
-		case r.Entry.Kind == cache.Negative:
+		case r.Entry.Kind == store.Negative:
 			return &outcome{err: ErrNotFound, entry: r, moment: f.heldMoment}
-		case r.Entry.Kind == cache.Bypass && r.Entry.Flags&cache.FlagTooLarge != 0:
+		case r.Entry.Kind == store.Bypass && r.Entry.Flags&store.FlagTooLarge != 0:
 			return &outcome{then: fetchLocal, moment: f.heldMoment}
-		case r.Entry.Kind == cache.Bypass:
+		case r.Entry.Kind == store.Bypass:
 			return &outcome{then: fetchAlone, moment: f.heldMoment}
 		}
 		if value, err := f.e.packer.decode(r, f.e.packer.coder.decode); err == nil {

@@ -3,21 +3,45 @@ package guard
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
+
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
-// A frame marks a fetch in the context it runs on, so that a call of the same
-// guard for the same key, made from within, is told instead of waiting for
-// itself for ever.
+// This file keeps fetches of one process from waiting for themselves: a fetch that asks
+// for its own key, and fetches that ask for each other's.
+
+// A frame marks a fetch in the context it runs on, so that calls made from within are
+// known to be the fetch's. Frames and flights make a graph: the calls from within a
+// fetch wait for flights, and a flight waits for the fetch that it runs.
 type frame struct {
 	engine *engine
-	key    string
-	keys   *fetchKeys // of the fetch, where it is one of several parts
+	keys   *fetchKeys
 	outer  *frame
 	ended  atomic.Bool // the fetch returned; its context may live on
+
+	waits []*flight // of calls from within; guarded by waiting
 }
 
-type frameKey struct{}
+// fetchKeys are the keys of a call's or a leader's fetches, which run one after the other,
+// as one of them is made: to wait for a key of a later one is to wait for oneself, too.
+type fetchKeys struct {
+	fetch   map[string]int // of each key: which fetch
+	now     int
+	flights []*flight // of this fetch's keys and later ones; none: the caller's own fetch
+}
+
+func (k *fetchKeys) holds(key string) bool {
+	fetch, ok := k.fetch[key]
+	return ok && fetch >= k.now
+}
+
+// waiting guards the waits of all fetches of the process: a cycle may go through
+// several guards. Only calls from within a fetch take it. flights.mu may be taken with
+// it held.
+var waiting sync.Mutex
 
 // framed is a context that a frame marks.
 type framed struct {
@@ -27,48 +51,109 @@ type framed struct {
 
 // Value implements [context.Context].
 func (c *framed) Value(key any) any {
-	if key == (frameKey{}) {
+	if key == (callers.FetchKey{}) {
 		return &c.frame
 	}
 	return c.Context.Value(key)
 }
 
-// enter marks the context of a fetch: of one key, or of one part of several.
-func enter(ctx context.Context, e *engine, key string, keys *fetchKeys) (context.Context, *frame) {
-	c := &framed{Context: ctx, frame: frame{engine: e, key: key, keys: keys}}
-	c.outer, _ = ctx.Value(frameKey{}).(*frame)
+// frameOf is the innermost fetch that ctx belongs to; nil: none.
+func frameOf(ctx context.Context) *frame {
+	f, _ := ctx.Value(callers.FetchKey{}).(*frame)
+	return f
+}
+
+// enter marks the context of a fetch.
+func enter(ctx context.Context, e *engine, keys *fetchKeys) (context.Context, *frame) {
+	c := &framed{Context: ctx, frame: frame{engine: e, keys: keys, outer: frameOf(ctx)}}
+	for _, f := range keys.flights {
+		f.fetch.Store(&c.frame)
+	}
 	return c, &c.frame
-}
-
-// holds reports whether a call for key from within would wait for the fetch
-// itself.
-func (f *frame) holds(key string) bool {
-	return f.key == key || f.keys.holds(key)
-}
-
-// fetchKeys are the keys of a fetch that is one of several, which run one after
-// the other: to wait for a key of a later one is to wait for oneself, too.
-type fetchKeys struct {
-	turn map[string]int // of each key
-	now  int
-}
-
-func (k *fetchKeys) holds(key string) bool {
-	turn, ok := k.turn[key]
-	return ok && turn >= k.now
 }
 
 // within reports whether ctx belongs to a fetch of key.
 func within(ctx context.Context, e *engine, key string) bool {
-	f, _ := ctx.Value(frameKey{}).(*frame)
-	for ; f != nil; f = f.outer {
-		if f.engine == e && f.holds(key) && !f.ended.Load() {
+	for f := frameOf(ctx); f != nil; f = f.outer {
+		if f.engine == e && f.keys.holds(key) && !f.ended.Load() {
 			return true
 		}
 	}
 	return false
 }
 
-func (e *engine) reentrant(key string) *outcome {
-	return &outcome{err: fmt.Errorf("%w: %s", ErrReentrant, e.events.quote(key)), own: true}
+// await notes that the code of the fetch waits for a flight, until done is called. It
+// answers false, and notes nothing, if that flight waits for the fetch.
+func (f *frame) await(w *flight) bool {
+	waiting.Lock()
+	defer waiting.Unlock()
+	own := f.upToShared()
+	if leadsTo(w, own, map[*frame]bool{}) {
+		return false
+	}
+	for _, f := range own {
+		f.waits = append(f.waits, w)
+	}
+	return true
+}
+
+// done takes back the note that await has made.
+func (f *frame) done(w *flight) {
+	waiting.Lock()
+	defer waiting.Unlock()
+	for _, f := range f.upToShared() {
+		if i := slices.Index(f.waits, w); i >= 0 {
+			f.waits = slices.Delete(f.waits, i, i+1)
+		}
+	}
+}
+
+// upToShared are the fetches that wait while the code of f does: f, and as long as that
+// is a caller's own fetch, the one that the caller is within.
+func (f *frame) upToShared() (all []*frame) {
+	for ; f != nil; f = f.outer {
+		all = append(all, f)
+		if len(f.keys.flights) > 0 {
+			break
+		}
+	}
+	return all
+}
+
+// leadsTo reports whether one of the fetches has to end before the flight does. waiting is
+// held.
+func leadsTo(w *flight, fetches []*frame, seen map[*frame]bool) bool {
+	for _, f := range fetchesOf(w) {
+		if seen[f] || f.ended.Load() {
+			continue
+		}
+		seen[f] = true
+		if slices.Contains(fetches, f) {
+			return true
+		}
+		if slices.ContainsFunc(f.waits, func(next *flight) bool { return leadsTo(next, fetches, seen) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// fetchesOf are those that have to end before the flight does: its own, or if it has not
+// begun one, those of the key's flights of other kinds, which hold the lease.
+func fetchesOf(w *flight) []*frame {
+	if f := w.fetch.Load(); f != nil {
+		return []*frame{f}
+	}
+	return w.e.flights.fetchesOf(w.key)
+}
+
+// reentrant is the outcome for a call from within a fetch of the key.
+func reentrant(e *engine, key string) *outcome {
+	return &outcome{err: fmt.Errorf("%w: it asks for %s, which it fetches", ErrReentrant, e.events.quote(key)), own: true}
+}
+
+// deadlocked is the outcome for a call from within a fetch that the key's flight waits
+// for.
+func deadlocked(e *engine, key string) *outcome {
+	return &outcome{err: fmt.Errorf("%w: it asks for %s, whose fetch waits for this one", ErrReentrant, e.events.quote(key)), own: true}
 }

@@ -133,7 +133,7 @@ func TestNearCacheFollowsAForcedFailover(t *testing.T) {
 	w := &world{T: t}
 	must(w, other.Set(t.Context(), "k", "old"))
 	for near := false; !near; {
-		r, err := g.Load(t.Context(), "k", nil)
+		r, err := g.Load(t.Context(), "k", neverTold)
 		must(w, err)
 		near = r.Source == guard.FromNear
 	}
@@ -222,6 +222,57 @@ func TestKilledSubscriptionComesBackAndCostsAtMostOneMoreFetch(t *testing.T) {
 	allGot(t, got)
 	if n := o.n.Load(); n > 2 {
 		t.Errorf("%d fetches", n)
+	}
+}
+
+func TestValuesAreCachedWithoutSubscribe(t *testing.T) {
+	renamed := []string{"--rename-command", "SUBSCRIBE", ""}
+	for name, client := range map[string]func(t *testing.T) redis.UniversalClient{
+		"standalone": func(t *testing.T) redis.UniversalClient {
+			return redistest.RunStandalone(t, redistest.StandaloneConfig{Args: renamed}).Client()
+		},
+		"cluster": func(t *testing.T) redis.UniversalClient {
+			return redistest.RunCluster(t, redistest.ClusterConfig{Args: renamed}).Client()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			events := &recorder{}
+			s, err := cache.NewRedis(client(t), cache.Options{Namespace: "test", Observer: events})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { closed(t, s) })
+			g := (&world{T: t}).guard(s, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))
+			began := time.Now()
+			for i := range 3 {
+				want := guard.FromStore
+				if i == 0 {
+					want = guard.Fetched
+				}
+				r, err := g.Load(t.Context(), "k", func(context.Context, *guard.Fill[string]) (string, error) { return "v", nil })
+				if err != nil || r.Source != want || !r.Stored {
+					t.Errorf("Load: %+v, %v", r, err)
+				}
+				many, err := g.GetMany(t.Context(), []string{"a", "b", "c"}, func(_ context.Context, keys []string) (map[string]string, error) {
+					if i > 0 {
+						t.Errorf("%v are fetched again", keys)
+					}
+					return map[string]string{"a": "v", "b": "v", "c": "v"}, nil
+				})
+				if err != nil || len(many) != 3 {
+					t.Errorf("GetMany: %v, %v", many, err)
+				}
+			}
+			if took := time.Since(began); took > 900*time.Millisecond { // a first subscription is waited for for a second
+				t.Errorf("the calls took %v", took)
+			}
+			if n := events.count(cache.LivenessOff); n != 1 || s.Liveness() == nil {
+				t.Errorf("it was told %d times that liveness is off: %v", n, s.Liveness())
+			}
+			if stats := g.Stats(); stats.NearLive || stats.NearEntries > 0 {
+				t.Errorf("the near cache is in use: %+v", stats)
+			}
+		})
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 func TestOneFetchServesTheWholeFleet(t *testing.T) {
@@ -261,31 +263,32 @@ func TestGoexitInAnObserverIsAnErrorAndLeavesTheKeyUsable(t *testing.T) {
 	})
 }
 
-func TestGoexitInAnObserverIsAnErrorForThoseWhoStayedWhenTheLeaseWasLost(t *testing.T) {
+// An Observer that exits when the fetch ends costs the callers that stayed their outcome.
+// That the lease was lost is reported aside, and costs nothing.
+func TestGoexitInAnObserverAfterTheLeaseWasLost(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		elsewhere := w.open()
-		for _, kind := range []cache.EventKind{cache.LeaseLost, cache.FetchDone} {
+		for kind, want := range map[cache.EventKind]error{cache.LeaseLost: nil, cache.FetchDone: guard.ErrGoexit} {
 			key := string(kind)
 			bad := w.fleet(1, policy(func(p *guard.Policy) { p.Observer = exitsAt{kind} }))[0]
-			a, err := elsewhere.Acquire(ctx, "g:"+key, cache.Ask{TTL: 10 * time.Second, RenewFor: 10 * time.Second, Window: time.Minute})
-			must(w, err)
+			lease := held(w, elsewhere, "g:"+key)
 			o := &origin{takes: time.Second}
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				if _, err := bad.Get(ctx, key, o.fetch); !errors.Is(err, guard.ErrGoexit) {
+				if _, err := bad.Get(ctx, key, o.fetch); !errors.Is(err, want) {
 					w.Errorf("%s: got %v", kind, err)
 				}
 			})
 			synctest.Wait()
 			wg.Go(func() { // joins before the fetch starts, so that it may have the result
-				if _, err := bad.GetMany(ctx, []string{key}, nil); !errors.Is(err, guard.ErrGoexit) {
+				if _, err := bad.GetMany(ctx, []string{key}, neverMany); !errors.Is(err, want) {
 					w.Errorf("%s: GetMany: got %v", kind, err)
 				}
 			})
 			synctest.Wait()
-			must(w, elsewhere.Release(ctx, a.Lease))
+			released(w, elsewhere, lease)
 			time.Sleep(500 * time.Millisecond)
 			must(w, bad.Delete(ctx, key))
 			wg.Wait()
@@ -322,11 +325,9 @@ func TestOneWaiterIsElectedWhenALeaseExpires(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		// A holder that can't be seen to be dead: its lease isn't renewed.
 		frozen, fleet := w.open(), w.fleet(4, policy())
-		ask := cache.Ask{TTL: 2 * time.Second, RenewFor: time.Millisecond, MaxAttempts: 3, Window: time.Minute}
-		a, err := frozen.Acquire(context.Background(), "g:k", ask)
-		must(w, err)
-		if a.Verdict != cache.Granted {
-			w.Fatalf("answered %v", a.Verdict)
+		r := store.Request{Key: "g:k", TTL: 2 * time.Second, RenewFor: time.Millisecond, MaxAttempts: 3, Window: time.Minute}
+		if a := frozen.Unwrap().Acquire(context.Background(), []store.Request{r})[0]; a.Verdict != store.Granted {
+			w.Fatalf("answered %v, %v", a.Verdict, a.Err)
 		}
 		o := &origin{takes: 100 * time.Millisecond}
 		for _, a := range callers(fleet, 5, "k", o.fetch) {
@@ -385,31 +386,29 @@ func TestWaitTimeoutEndsTheWaitForSomebodyElse(t *testing.T) {
 	})
 }
 
-// A staged store hands over the watches of those who wait, so that a test can push
-// what a store might, and gives the first asks for a lease the answers of the test.
+// A staged store hands over the watches of flights that wait, so that a test can push
+// what a store might, and gives the first requests for a lease the answers of the test.
 type staged struct {
-	cache.Store
-	watches chan *cache.Watch
-	answers []func() cache.Answer
-	asks    []cache.Ask
+	*tap.Store
+	watches  chan *store.Watch
+	requests []store.Request
 }
 
-func newStaged(s cache.Store, answers ...func() cache.Answer) *staged {
-	return &staged{Store: s, watches: make(chan *cache.Watch, 1), answers: answers}
-}
-
-func (s *staged) Watch(key string) *cache.Watch {
-	w := s.Store.Watch(key)
-	s.watches <- w
-	return w
-}
-
-func (s *staged) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	s.asks = append(s.asks, ask)
-	if n := len(s.asks); n <= len(s.answers) {
-		return s.answers[n-1](), nil
+func newStaged(s cache.Store, answers ...func() store.Answer) *staged {
+	st := &staged{Store: tap.New(s), watches: make(chan *store.Watch, 1)}
+	st.OnWatch = func(key string) *store.Watch {
+		w := st.Store.Store.Watch(key)
+		st.watches <- w
+		return w
 	}
-	return s.Store.Acquire(ctx, key, ask)
+	st.OnAcquire = func(requests []store.Request) []store.Answer {
+		st.requests = append(st.requests, requests...)
+		if n := len(st.requests); n <= len(answers) {
+			return []store.Answer{answers[n-1]()}
+		}
+		return nil
+	}
+	return st
 }
 
 // Word of another lease than the one that is waited for decides nothing: that one was
@@ -417,22 +416,22 @@ func (s *staged) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.
 func TestWordOfAnotherLeaseIsNoOutcome(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		holder := w.fleet(1, policy())[0]
-		store := newStaged(w.open())
-		waiter := w.guard(store, policy())
+		s := newStaged(w.open())
+		waiter := w.guard(s, policy())
 		time.Sleep(time.Second) // until the subscription is live
 		o := &origin{takes: time.Second}
 		go callers([]*guard.Guard[string]{holder}, 1, "k", o.fetch)
 		synctest.Wait()
 		got := make(chan answer, 1)
 		go func() { got <- callers([]*guard.Guard[string]{waiter}, 1, "k", o.fetch)[0] }()
-		watch := <-store.watches
+		watch := <-s.watches
 		codec := cache.CodecFor[string]().ID()
-		for _, e := range []cache.Entry{
-			{Kind: cache.Value, Codec: codec, Payload: []byte("old")}, {Kind: cache.Negative}, {Kind: cache.Bypass},
+		for _, e := range []store.Entry{
+			{Kind: store.Value, Codec: codec, Payload: []byte("old")}, {Kind: store.Negative}, {Kind: store.Bypass},
 		} {
-			e.Version, e.TTL, e.FreshFor = cache.NewMinter().Token(), time.Minute, time.Minute
-			watch.Push(cache.Message{Signal: cache.Filled, Token: e.Version, Body: e.Encode()})
-			watch.Push(cache.Message{Signal: cache.FailedSignal, Token: e.Version})
+			e.Version, e.TTL, e.FreshFor = store.NewMinter().Token(), time.Minute, time.Minute
+			watch.Push(store.Message{Signal: store.Filled, Token: e.Version, Body: e.Encode()})
+			watch.Push(store.Message{Signal: store.FailedSignal, Token: e.Version})
 			synctest.Wait()
 		}
 		if a := <-got; a.value != "v1" || a.err != nil || a.took != time.Second {
@@ -445,20 +444,20 @@ func TestWordOfAnotherLeaseIsNoOutcome(t *testing.T) {
 // What was seen of the holder before says nothing of the one who has the lease now.
 func TestNewHolderIsLookedAtTwiceToo(t *testing.T) {
 	inMemory(t, func(w *world) {
-		minter := cache.NewMinter()
+		minter := store.NewMinter()
 		first, second := minter.Token(), minter.Token()
-		unseen := func(holder cache.Token) cache.Answer {
-			return cache.Answer{Verdict: cache.Held, Holder: holder, Unwatched: true, TTL: time.Minute}
+		unseen := func(holder store.Token) store.Answer {
+			return store.Answer{Verdict: store.Held, Holder: holder, Unwatched: true, TTL: time.Minute}
 		}
-		before := func() cache.Answer { return unseen(first) }
-		s := newStaged(w.open(), before, before, before)
-		s.answers = append(s.answers, func() cache.Answer {
-			(<-s.watches).Push(cache.Message{Signal: cache.Released, Token: first}) // so that it asks again at once
+		before := func() store.Answer { return unseen(first) }
+		var s *staged
+		s = newStaged(w.open(), before, before, before, func() store.Answer {
+			(<-s.watches).Push(store.Message{Signal: store.Released, Token: first}) // so that it asks again at once
 			return unseen(second)
 		})
 		get(w, w.guard(s, policy()), "k", (&origin{}).fetch)
-		if len(s.asks) != 5 || s.asks[3].Suspect != first || s.asks[4].Suspect != (cache.Token{}) {
-			w.Errorf("the flight's asks: %+v", s.asks)
+		if len(s.requests) != 5 || s.requests[3].Suspect != first || s.requests[4].Suspect != (store.Token{}) {
+			w.Errorf("the flight's asks: %+v", s.requests)
 		}
 	})
 }
@@ -468,9 +467,9 @@ func TestNewHolderIsLookedAtTwiceToo(t *testing.T) {
 // wants another.
 func TestFailureFromBeforeTheyCameIsNotForThoseWhoJoined(t *testing.T) {
 	inMemory(t, func(w *world) {
-		holder := cache.NewMinter().Token()
-		held := func() cache.Answer { return cache.Answer{Verdict: cache.Held, Holder: holder, TTL: time.Minute} }
-		s := newStaged(w.open(), held, held, func() cache.Answer { return cache.Answer{Verdict: cache.Failed} })
+		holder := store.NewMinter().Token()
+		held := func() store.Answer { return store.Answer{Verdict: store.Held, Holder: holder, TTL: time.Minute} }
+		s := newStaged(w.open(), held, held, func() store.Answer { return store.Answer{Verdict: store.Failed} })
 		g := w.guard(s, policy())
 		o := &origin{}
 		failed := make(chan error, 1)

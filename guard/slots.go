@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 	"sync"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/callers"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Fetches without a lease, while the store is away or instead of a longer wait, share
@@ -51,7 +51,7 @@ func (e *engine) noSlot() *outcome {
 }
 
 // randomToken stands in for a lease's token where there is no lease.
-func randomToken() (t cache.Token) {
+func randomToken() (t store.Token) {
 	rand.Read(t[:])
 	return t
 }

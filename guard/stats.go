@@ -13,13 +13,15 @@ import (
 // of calls or events, and consistent each by itself.
 type Stats struct {
 	NearHits  uint64 // served from the near cache
-	RedisHits uint64 // served from the store, fresh
+	StoreHits uint64 // served from the store, fresh
 	Stale     uint64 // served stale
 	Fetched   uint64 // served by a fetch of the call's own
 	Waited    uint64 // served by another caller's fetch, here or in another process
 
 	Fetches      uint64 // fetches begun in this process
-	FetchErrors  uint64 // those of them that brought no value, ErrNotFound and ErrNotModified too
+	FetchErrors  uint64 // those of them that failed
+	NotFound     uint64 // those of them that answered ErrNotFound
+	NotModified  uint64 // those of them that answered ErrNotModified
 	Refreshes    uint64 // background flights begun, in this process
 	Unguarded    uint64 // fetches without a lease, as the store was away
 	FillsRefused uint64 // outcomes that could not be stored: their lease was gone, or the store full
@@ -37,6 +39,7 @@ type Stats struct {
 	BudgetRefused uint64      // fetches that were not made, for want of a budget
 	Budget        BudgetState // what was last heard of it; it may be shared with other guards
 
+	NearLive      bool   // the near cache is in use: there is one, and this process hears of all invalidations
 	NearEntries   int    // in the near cache now, about
 	NearEvictions uint64 // by its bounds
 	NearBypasses  uint64 // lookups while invalidations might have been missed
@@ -65,8 +68,8 @@ func (g *Guard[V]) Stats() Stats {
 	e := g.engine
 	c := &e.events.counters
 	s := Stats{
-		RedisHits: c.redisHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
-		Fetches: c.fetches.Load(), FetchErrors: c.fetchErrors.Load(), Refreshes: c.refreshes.Load(),
+		StoreHits: c.storeHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
+		Fetches: c.fetches.Load(), FetchErrors: c.fetchErrors.Load(), NotFound: c.notFound.Load(), NotModified: c.notModified.Load(), Refreshes: c.refreshes.Load(),
 		Unguarded: c.unguarded.Load(), FillsRefused: c.fillsRefused.Load(), Invalidated: c.invalidated.Load(), TooLarge: c.tooLarge.Load(),
 		LeasesLost: c.leasesLost.Load(), Takeovers: c.takeovers.Load(), Damaged: c.damaged.Load(),
 		Unread: c.unread.Load(), Misled: c.misled.Load(),
@@ -82,6 +85,7 @@ func (g *Guard[V]) Stats() Stats {
 		s.Budget = e.policy.Budget.Known()
 	}
 	if e.near != nil {
+		s.NearLive = e.near.feed.Epoch() != 0
 		s.NearBypasses = e.near.bypasses.Load()
 		s.NearHits = e.near.hits.sum()
 		s.NearEvictions = e.near.evictions.Load()
@@ -92,8 +96,8 @@ func (g *Guard[V]) Stats() Stats {
 }
 
 type counters struct {
-	redisHits, stale, fetched, waited                                   atomic.Uint64
-	fetches, fetchErrors, refreshes, unguarded                          atomic.Uint64
+	storeHits, stale, fetched, waited                                   atomic.Uint64
+	fetches, fetchErrors, notFound, notModified, refreshes, unguarded   atomic.Uint64
 	fillsRefused, invalidated, tooLarge, leasesLost, takeovers, damaged atomic.Uint64
 	errNotFound, errFetch, errRemote, errPanic                          atomic.Uint64
 	errFetchTimeout, errWaitTimeout, errQuarantined                     atomic.Uint64
@@ -109,6 +113,10 @@ func (c *counters) event(kind cache.EventKind) {
 		c.fetches.Add(1)
 	case cache.FetchFailed:
 		c.fetchErrors.Add(1)
+	case cache.FetchNotFound:
+		c.notFound.Add(1)
+	case cache.FetchNotModified:
+		c.notModified.Add(1)
 	case cache.Unguarded:
 		c.unguarded.Add(1)
 	case cache.FillRefused:
@@ -135,8 +143,8 @@ func (c *counters) served(o *outcome, ended bool) {
 		c.fetched.Add(1)
 	case o.err != nil:
 		c.failed(o, ended)
-	case o.source == FromRedis:
-		c.redisHits.Add(1)
+	case o.source == FromStore:
+		c.storeHits.Add(1)
 	case o.source == Stale:
 		c.stale.Add(1)
 	case o.source == Waited, o.shared:

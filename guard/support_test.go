@@ -13,6 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Tests in this package that depend on time run in a testing/synctest bubble:
@@ -85,19 +86,19 @@ func policy(change ...func(*guard.Policy)) guard.Policy {
 }
 
 // fleet opens n guards, each on a store of its own.
-func (w *world) fleet(n int, p guard.Policy) []*guard.Guard[string] {
+func (w *world) fleet(n int, p guard.Policy, opts ...guard.Option[string]) []*guard.Guard[string] {
 	w.Helper()
 	all := make([]*guard.Guard[string], n)
 	for i := range all {
-		all[i] = w.guard(w.open(), p)
+		all[i] = w.guard(w.open(), p, opts...)
 	}
 	time.Sleep(time.Second) // fake: until the subscriptions are live
 	return all
 }
 
-func (w *world) guard(s cache.Store, p guard.Policy) *guard.Guard[string] {
+func (w *world) guard(s cache.Store, p guard.Policy, opts ...guard.Option[string]) *guard.Guard[string] {
 	w.Helper()
-	g, err := guard.New[string](s, "g", p)
+	g, err := guard.New(s, "g", p, opts...)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -180,6 +181,9 @@ func get(w *world, g *guard.Guard[string], key string, fetch guard.FetchFunc[str
 // never is a fetch that must not be called.
 func never(context.Context) (string, error) { return "", errors.New("fetched, and must not have been") }
 
+// neverTold is never, for Load.
+func neverTold(ctx context.Context, _ *guard.Fill[string]) (string, error) { return never(ctx) }
+
 // recorder keeps the events it is told.
 type recorder struct {
 	mu     sync.Mutex
@@ -215,4 +219,20 @@ func (r *recorder) count(kind cache.EventKind) int {
 		}
 	}
 	return n
+}
+
+// held acquires a lease for ten seconds, as another process might, and returns it.
+func held(w *world, s cache.Store, key string) *store.Lease {
+	w.Helper()
+	a := s.Unwrap().Acquire(w.Context(), []store.Request{{Key: key, TTL: 10 * time.Second, RenewFor: 10 * time.Second, Window: time.Minute}})[0]
+	if a.Verdict != store.Granted {
+		w.Fatalf("answered %v, %v", a.Verdict, a.Err)
+	}
+	return a.Lease
+}
+
+// released gives a lease back without an outcome.
+func released(w *world, s cache.Store, l *store.Lease) {
+	w.Helper()
+	must(w, s.Unwrap().Return(w.Context(), []store.Return{{Lease: l}})[0].Err)
 }

@@ -1,16 +1,15 @@
 package guard
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 const (
-	maxTags    = cache.MaxTags
+	maxTags    = store.MaxTags
 	maxTagSize = 256 // with the guard's name and a colon in front it fits in cache.MaxTagSize
 )
 
@@ -51,6 +50,25 @@ func (e *engine) storeTags(tags []string) []string {
 	return out
 }
 
+// lackedTag is the first of the tags that a stored entry does not carry.
+func (e *engine) lackedTag(entry *store.Entry, tags []string) (tag string, lacks bool) {
+	for _, t := range tags {
+		if !slices.Contains(entry.Tags, e.storeKey(t)) {
+			return t, true
+		}
+	}
+	return "", false
+}
+
+// addedTag is a tag that a fetch has set and the stale value it was given does not
+// carry.
+func (e *engine) addedTag(f *fill) (tag string, added bool) {
+	if f.staleRead == nil {
+		return "", false
+	}
+	return e.lackedTag(&f.staleRead.reading.Entry, f.tags)
+}
+
 // tagsOfValue are the tags that the policy finds a value to have.
 func (e *engine) tagsOfValue(key string, value any) []string {
 	if e.tagsOf == nil {
@@ -59,52 +77,17 @@ func (e *engine) tagsOfValue(key string, value any) []string {
 	return e.tagsOf(key, value)
 }
 
-// DeleteTag removes all values that carry one of the tags, at a cost that
-// doesn't depend on how many they are: a Get that starts after DeleteTag returned
-// does not return a value that carries one and whose fetch started before. A fetch
-// under way is not ended, but what it brings is not stored if it carries one. No
-// tags are no error. Tags are the guard's own: those of a guard of another name are
-// others.
-//
-// Errors as of Delete. One that is about some of the tags names them; the others
-// are done.
-func (g *Guard[V]) DeleteTag(ctx context.Context, tags ...string) error {
-	return g.changeTags(ctx, "DeleteTag", tags, g.engine.store.DeleteTag)
-}
-
-// ExpireTag marks all values stale that carry one of the tags, as Expire does
-// with the value of a key, and as DeleteTag deletes them. What a fetch under way
-// brings is stored, and stale, if it carries one. Errors as of DeleteTag.
-func (g *Guard[V]) ExpireTag(ctx context.Context, tags ...string) error {
-	return g.changeTags(ctx, "ExpireTag", tags, g.engine.store.ExpireTag)
-}
-
-func (g *Guard[V]) changeTags(ctx context.Context, op string, tags []string, do func(context.Context, ...string) error) error {
-	if err := checkTagSizes(tags); err != nil {
-		return fmt.Errorf("guard: %s: %w", op, err)
-	}
-	if len(tags) == 0 {
-		return nil
-	}
-	stored := g.engine.storeTags(tags)
-	return g.change(ctx, func() error { return do(ctx, stored...) }, func(n *near) {
-		for _, t := range stored {
-			n.forgetTag(t)
-		}
-	})
-}
-
 // A stamping is a reading of the clock of tags, under way or done.
 type stamping struct {
 	done  chan struct{}
-	stamp cache.Stamp
+	stamp store.Stamp
 	err   error
 }
 
 // mayCarryTags reports whether a fetched value of the flight may carry tags. One that
 // is sure not to needs no stamp.
 func (l *leader) mayCarryTags(f *flight) bool {
-	return len(l.e.policy.Tags) > 0 || l.e.tagsOf != nil || l.told || f.known != nil && len(f.known.Entry.Tags) > 0
+	return len(l.e.policy.Tags) > 0 || l.e.tagsOf != nil || l.told || f.known.found() != nil && len(f.known.reading.Entry.Tags) > 0
 }
 
 // beginStamp reads the clock beside the first acquire. Later ones are of flights that

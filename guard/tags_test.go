@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,6 +16,8 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // ctx is for calls that nothing is to end.
@@ -110,129 +111,12 @@ func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
 			w.Errorf("the refresh was given %v", v)
 		}
 		// It is fresh again, and still carries the tag.
-		if r := loads(w, fleet[1], "k", o.withTags()); r.Value != "v1" || r.Source != guard.FromRedis {
+		if r := loads(w, fleet[1], "k", o.withTags()); r.Value != "v1" || r.Source != guard.FromStore {
 			w.Errorf("%+v", r)
 		}
 		must(w, fleet[1].DeleteTag(ctx, "t"))
 		if _, err := fleet[0].Peek(ctx, "k"); !errors.Is(err, guard.ErrMiss) {
 			w.Errorf("Peek: %v", err)
-		}
-	})
-}
-
-// A value that is renewed may get more tags. If one of those was deleted since it was
-// fetched, for all that is known, it is fetched anew, once.
-func TestTagsAreAddedToAValueThatIsRenewed(t *testing.T) {
-	inWorlds(t, func(w *world) {
-		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.StaleIfError = time.Hour }))
-		fetches := 0
-		withTags := func(tags ...string) func(context.Context, *guard.Fill[string]) (string, error) {
-			return func(_ context.Context, f *guard.Fill[string]) (string, error) {
-				fetches++
-				f.Tags = tags
-				if f.Stale != nil {
-					return "", guard.ErrNotModified
-				}
-				return fmt.Sprint("fetch ", fetches), nil
-			}
-		}
-		for i, c := range []struct {
-			deleted string // before that
-			tags    []string
-			want    string
-			fetches int
-		}{
-			{"more", nil, "fetch 1", 1},
-			{"", []string{"first"}, "fetch 1", 2}, // it had none that could have been deleted
-			{"", []string{"second"}, "fetch 1", 3},
-			{"more", []string{"more"}, "fetch 1", 4}, // those who asked have it, but nobody else
-			{"", []string{"more"}, "fetch 5", 5},
-			{"", []string{"more", "third"}, "fetch 5", 6},
-			{"unrelated", []string{"fourth"}, "fetch 5", 7}, // nobody knows whether it was deleted since
-			{"", []string{"fourth"}, "fetch 8", 8},
-			{"fourth", nil, "fetch 9", 9},
-		} {
-			if c.deleted != "" {
-				must(w, fleet[1].DeleteTag(ctx, c.deleted))
-			}
-			if r := loads(w, fleet[0], "k", withTags(c.tags...)); r.Value != c.want || fetches != c.fetches {
-				w.Errorf("%d: %q after %d fetches", i, r.Value, fetches)
-			}
-			time.Sleep(2 * time.Minute) // it is to be renewed
-		}
-	})
-}
-
-// A farStore takes its time to delete.
-type farStore struct {
-	cache.Store
-	takes time.Duration
-}
-
-func (s farStore) Delete(ctx context.Context, key string) error {
-	time.Sleep(s.takes)
-	return s.Store.Delete(ctx, key)
-}
-
-// Whose renewal was in vain deletes what it was to renew, and nothing that has replaced
-// it while it was fetched.
-func TestRenewalInVainLeavesNewerValuesAlone(t *testing.T) {
-	inWorlds(t, func(w *world) {
-		var fleet []*guard.Guard[string]
-		for range 3 {
-			fleet = append(fleet, w.guard(farStore{w.open(), 20 * time.Millisecond}, policy(func(p *guard.Policy) { p.StaleIfError = time.Hour })))
-		}
-		time.Sleep(time.Second)
-		var full atomic.Int32
-		fetch := func(_ context.Context, f *guard.Fill[string]) (string, error) {
-			f.Tags = []string{"old", "more"}
-			if f.Stale != nil {
-				time.Sleep(time.Second)
-				return "", guard.ErrNotModified
-			}
-			time.Sleep(100 * time.Millisecond)
-			return fmt.Sprint("new ", full.Add(1)), nil
-		}
-		loads(w, fleet[0], "k", (&origin{}).withTags("old"))
-		must(w, fleet[0].DeleteTag(ctx, "more"))
-		time.Sleep(2 * time.Minute) // it is to be renewed
-		var wg sync.WaitGroup
-		for _, g := range fleet {
-			// The second is given the old value just before the first deletes it; the
-			// third brings a new one while the second fetches.
-			wg.Go(func() { loads(w, g, "k", fetch) })
-		}
-		wg.Wait()
-		time.Sleep(5 * time.Second)
-		if r := loads(w, fleet[0], "k", fetch); r.Value != "new 1" || r.Source != guard.FromRedis {
-			w.Errorf("%+v", r)
-		}
-	})
-}
-
-// So it is with many keys, which don't wait for one another.
-func TestRenewalsInVainOfABatchTakeNoLongerThanAFew(t *testing.T) {
-	inWorlds(t, func(w *world) {
-		s := farStore{w.open(), 10 * time.Millisecond}
-		before := w.guard(s, policy(tagged("old")))
-		g := w.guard(s, policy(tagged("old", "more")))
-		time.Sleep(time.Second)
-		keys := keysFrom(0, 160)
-		for key, v := range valuesOf(keys) {
-			must(w, before.Set(ctx, key, v))
-			must(w, before.Expire(ctx, key)) // and keep it, to compare with
-		}
-		must(w, g.DeleteTag(ctx, "more"))
-		start := time.Now()
-		good := func(context.Context, []string) (map[string]string, error) { return nil, guard.ErrNotModified }
-		equal(w, getMany(w, g, keys, good), valuesOf(keys))
-		if took := time.Since(start); took > 200*time.Millisecond {
-			w.Errorf("it took %v", took)
-		}
-		for _, key := range keys {
-			if _, err := g.Peek(ctx, key); !errors.Is(err, guard.ErrMiss) {
-				w.Errorf("Peek: %v", err)
-			}
 		}
 	})
 }
@@ -309,7 +193,7 @@ func TestNothingFromBeforeADeleteTagReachesWhoComesAfterIt(t *testing.T) {
 		}},
 		{"being fetched by Refresh", nil, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
 			get(w, fleet[0], "k", old)
-			go func() { _, _ = fleet[0].Refresh(ctx, "k", old) }()
+			go func() { _, _ = fleet[0].Get(ctx, "k", old, guard.MaxAge(0)) }()
 			time.Sleep(5 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
@@ -587,23 +471,23 @@ func TestTagsAreValidated(t *testing.T) {
 // after the message about it, is not put into the near cache.
 func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		s := &gated{Store: w.open()}
+		s := tap.New(w.open())
 		p := nearPolicy(tagged("t"))
 		g, other := w.guard(s, p), w.guard(w.open(), p)
 		time.Sleep(time.Second)
 		must(w, other.Set(ctx, "k", "old"))
 		synctest.Wait()
-		s.read, s.gate = make(chan struct{}), make(chan struct{})
+		gate := hold(s)
 		got := make(chan string)
 		go func() { got <- get(w, g, "k", never) }()
-		<-s.read
+		<-gate.read
 		must(w, other.DeleteTag(ctx, "t"))
 		synctest.Wait() // the message has arrived
-		s.gate <- struct{}{}
+		gate.open <- struct{}{}
 		if v := <-got; v != "old" {
 			w.Fatalf("the read from before got %q", v)
 		}
-		s.gate = nil
+		s.OnRead = nil
 		if v := get(w, g, "k", (&origin{}).fetch); v != "v1" {
 			w.Errorf("got %q", v)
 		}
@@ -614,15 +498,17 @@ func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
 }
 
 // clockless is a store whose clock of tags can't be read.
-type clockless struct{ cache.Store }
+type clockless struct{ *tap.Store }
 
-func (clockless) Stamp(context.Context) (cache.Stamp, error) {
-	return cache.Stamp{}, cache.ErrUnavailable
+func (c clockless) Unwrap() store.Store { return c }
+
+func (clockless) Stamp(context.Context) (store.Stamp, error) {
+	return store.Stamp{}, store.ErrUnavailable
 }
 
 func TestWithoutTheClockOfTagsNothingWithTagsIsStored(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.guard(clockless{w.open()}, policy())
+		g := w.guard(clockless{tap.New(w.open())}, policy())
 		time.Sleep(time.Second)
 		o := &origin{}
 		for range 2 {
@@ -720,10 +606,8 @@ func TestDeleteTagWithRedisAwayIsAnError(t *testing.T) {
 // What many keys are fetched for carries tags, and meets deletions, as what one is.
 func TestBatchCarriesTags(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.fleet(1, policy(func(p *guard.Policy) {
-			p.Tags = []string{"all"}
-			p.TagsOf = func(key, value string) []string { return []string{"key:" + key, "value:" + value} }
-		}))[0]
+		tagsOf := guard.TagsOf(func(key, value string) []string { return []string{"key:" + key, "value:" + value} })
+		g := w.fleet(1, policy(tagged("all")), tagsOf)[0]
 		n := 0
 		many := func(keys ...string) map[string]string {
 			got, err := g.GetMany(ctx, keys, func(_ context.Context, keys []string) (map[string]string, error) {
@@ -764,7 +648,7 @@ func TestBatchCarriesTags(t *testing.T) {
 // given to who came after.
 func TestTagDeletedWhileABatchIsFetched(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = func(key, _ string) []string { return []string{key} } }))[0]
+		g := w.fleet(1, policy(), guard.TagsOf(func(key, _ string) []string { return []string{key} }))[0]
 		began, goOn := make(chan struct{}), make(chan struct{})
 		done := make(chan map[string]string)
 		go func() {
@@ -798,29 +682,18 @@ func TestTagDeletedWhileABatchIsFetched(t *testing.T) {
 	})
 }
 
-func TestTagsOfIsValidated(t *testing.T) {
-	inWorlds(t, func(w *world) {
-		store, err := cache.NewMemory(cache.MemoryOptions{})
-		must(w, err)
-		_, err = guard.New[string](store, "g", guard.Policy{TTL: time.Minute, TagsOf: func(int) []string { return nil }})
-		if err == nil || !strings.Contains(err.Error(), "TagsOf") {
-			w.Errorf("a TagsOf of another type: %v", err)
-		}
-	})
-}
-
 // An entry whose tags can't be read is fetched anew, and overwritten, among many
 // as by itself.
 func TestDamagedTagsOfABatchAreOverwritten(t *testing.T) {
 	inRedis(t, func(w *world) {
-		g := w.fleet(1, policy(func(p *guard.Policy) { p.TagsOf = func(key, _ string) []string { return []string{key} } }))[0]
+		g := w.fleet(1, policy(), guard.TagsOf(func(key, _ string) []string { return []string{key} }))[0]
 		keys := []string{"a", "b", "c", "d"}
 		o := &manyOrigin{}
 		getMany(w, g, keys, o.fetch)
 		for key, damage := range map[string]func(entry []byte) []byte{
-			"a": func(b []byte) []byte { return b[:cache.HeaderSize+10] },
-			"b": func(b []byte) []byte { b[cache.HeaderSize+16] = 200; return b },
-			"c": func(b []byte) []byte { b[cache.HeaderSize+17] = 0xff; return b },
+			"a": func(b []byte) []byte { return b[:store.HeaderSize+10] },
+			"b": func(b []byte) []byte { b[store.HeaderSize+16] = 200; return b },
+			"c": func(b []byte) []byte { b[store.HeaderSize+17] = 0xff; return b },
 		} {
 			name := "test:{g:" + key + "}"
 			v, err := w.server.Get(name)

@@ -4,18 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A turn is the right to fetch one key: under a lease, or without one, and then the
 // result is not stored.
 type turn struct {
 	f       *flight
-	lease   *cache.Lease // nil: none
+	lease   *store.Lease // nil: none
 	source  Source       // of the value, for the caller that fetches
 	leave   func()       // gives back the slot of an unguarded fetch; nil: there is none
 	part    *part
@@ -38,7 +38,7 @@ func (t *turn) lost() {
 	e := t.f.e
 	e.flights.supersede(t.f, t.drop)
 	defer func() { _ = recover() }() // of an Observer: it costs the flight nothing
-	e.events.report(cache.LeaseLost, Event{Key: t.f.key, Token: t.lease.Token, Attempt: t.lease.Attempt})
+	e.events.report(cache.LeaseLost, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
 }
 
 func (t *turn) reportGrant() {
@@ -46,16 +46,16 @@ func (t *turn) reportGrant() {
 	if t.lease.TakenOver {
 		kind = cache.LeaseTakenOver
 	}
-	t.f.e.events.report(kind, Event{Key: t.f.key, Token: t.lease.Token, Attempt: t.lease.Attempt})
+	t.f.e.events.report(kind, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
 }
 
 // giveBack adds the release of a turn that is not settled.
-func (t *turn) giveBack(back []cache.Return) []cache.Return {
+func (t *turn) giveBack(back []store.Return) []store.Return {
 	if t.settled || t.lease == nil {
 		return back
 	}
 	t.settled = true
-	return append(back, cache.Return{Lease: t.lease})
+	return append(back, store.Return{Lease: t.lease})
 }
 
 // An ending is how a turn ends: what becomes of its lease, and the outcome of its
@@ -63,7 +63,7 @@ func (t *turn) giveBack(back []cache.Return) []cache.Return {
 // fetch started get the outcome.
 type ending struct {
 	t      *turn
-	back   cache.Return // a Return without entry and failure releases the lease
+	back   store.Return // a Return without entry and failure releases the lease
 	out    *outcome
 	start  uint64 // callers from this sequence number on can't use a result that was not stored
 	tagged bool   // the value carries tags, stored or not
@@ -72,7 +72,7 @@ type ending struct {
 // settle gives the leases back and ends the flights.
 func (l *leader) settle(ends []ending) {
 	ctx := context.WithoutCancel(l.ctx)
-	back := make([]cache.Return, 0, len(ends))
+	back := make([]store.Return, 0, len(ends))
 	for i := range ends {
 		t := ends[i].t
 		t.settled = true
@@ -80,19 +80,19 @@ func (l *leader) settle(ends []ending) {
 			back = append(back, ends[i].back)
 		}
 	}
-	var done []cache.Returned
+	var done []store.Returned
 	if len(back) > 0 {
-		done = returnN(ctx, l.e.store, back)
+		done = l.e.store.Return(ctx, back)
 	}
-	var refused []cache.Return
+	var refused []store.Return
 	for i, d := range done {
-		if errors.Is(d.Err, cache.ErrRefused) && (back[i].Entry != nil || back[i].Failed) {
+		if errors.Is(d.Err, store.ErrRefused) && (back[i].Entry != nil || back[i].Failed) {
 			// The server is full, say: it takes the lease back all the same.
-			refused = append(refused, cache.Return{Lease: back[i].Lease})
+			refused = append(refused, store.Return{Lease: back[i].Lease})
 		}
 	}
 	if len(refused) > 0 {
-		returnN(ctx, l.e.store, refused)
+		l.e.store.Return(ctx, refused)
 	}
 	for i := range ends {
 		if ends[i].t.lease != nil {
@@ -104,7 +104,7 @@ func (l *leader) settle(ends []ending) {
 }
 
 // returned completes the outcome with the answer to giving the lease back.
-func (end *ending) returned(done cache.Returned) {
+func (end *ending) returned(done store.Returned) {
 	o, entry, f := end.out, end.back.Entry, end.t.f
 	if !done.OK && (entry != nil || end.back.Failed) {
 		o.moment = end.start
@@ -112,23 +112,23 @@ func (end *ending) returned(done cache.Returned) {
 	if entry == nil {
 		return
 	}
-	ev := Event{Key: f.key, Token: end.t.lease.Token, Size: len(entry.Payload), Err: done.Err}
+	ev := Event{Key: f.key, Token: cache.Token(end.t.lease.Token), Size: len(entry.Payload), Err: done.Err}
 	if !done.OK {
 		f.e.events.report(cache.FillRefused, ev)
-		if errors.Is(done.Err, cache.ErrInvalidated) {
+		if errors.Is(done.Err, store.ErrInvalidated) {
 			f.e.events.invalidated.Add(1)
 		}
 		return
 	}
 	f.e.events.report(cache.FillStored, ev)
-	o.stored = entry.Kind != cache.Bypass
-	if !o.stored && end.tagged || entry.Flags&cache.FlagExpired != 0 {
+	o.stored = entry.Kind != store.Bypass
+	if !o.stored && end.tagged || entry.Flags&store.FlagExpired != 0 {
 		// It was not checked whether a tag was deleted since the fetch began; or one was
 		// expired since.
 		o.moment = end.start
 	}
-	if entry.Kind == cache.Value {
-		o.entry = &cache.Reading{Entry: *entry, Found: true, Left: entry.TTL}
+	if entry.Kind == store.Value {
+		o.entry = &store.Reading{Entry: *entry, Found: true, Left: entry.TTL}
 	}
 }
 
@@ -140,7 +140,7 @@ func (t *turn) end(r *fill) ending {
 	switch {
 	case r.err != nil && e.ctx.Err() != nil:
 		if t.lease != nil {
-			e.events.report(cache.LeaseReleased, Event{Key: f.key, Token: t.lease.Token})
+			e.events.report(cache.LeaseReleased, Event{Key: f.key, Token: cache.Token(t.lease.Token)})
 		}
 		end.out = closedOutcome()
 		return end
@@ -150,17 +150,17 @@ func (t *turn) end(r *fill) ending {
 		// believed too early.
 		end.out = retryOutcome()
 		return end
-	case errors.Is(r.err, ErrNotModified) && r.staleReading != nil:
+	case errors.Is(r.err, ErrNotModified) && r.staleRead != nil:
 		end.renew(r)
 	case errors.Is(r.err, ErrNotModified):
-		r.err = fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", r.err)
-		end.fail(r.err)
+		end.fail(f.nothingToRenew(r.err))
 	case errors.Is(r.err, ErrNotFound) && r.private:
 		end.store(nil, r, &outcome{err: r.err, private: true})
 	case errors.Is(r.err, ErrNotFound) && e.policy.Negative != Off:
 		pause, _ := PauseOf(r.err)
-		d := min(max(e.policy.Negative, pause), cache.MaxTTL)
-		end.store(&cache.Entry{Kind: cache.Negative, TTL: d, FreshFor: d}, r, &outcome{err: r.err})
+		d := min(max(e.policy.Negative, pause), store.MaxTTL)
+		entry := &store.Entry{Kind: store.Negative, TTL: d, FreshFor: d, Tags: e.storeTags(r.tags), Stamp: t.part.stamp}
+		end.store(entry, r, &outcome{err: r.err})
 	case r.err != nil:
 		end.fail(r.err)
 	default:
@@ -172,7 +172,7 @@ func (t *turn) end(r *fill) ending {
 // store is the end of a turn that brought a value, or knows that there is none. All
 // callers that joined before now share the outcome if the entry is stored; nil stands
 // for that of the fetched value.
-func (end *ending) store(entry *cache.Entry, r *fill, o *outcome) {
+func (end *ending) store(entry *store.Entry, r *fill, o *outcome) {
 	t, e := end.t, end.t.f.e
 	end.out = o
 	if o.err == nil {
@@ -184,55 +184,59 @@ func (end *ending) store(entry *cache.Entry, r *fill, o *outcome) {
 	}
 	o.moment, o.at = e.sequence.Add(1), time.Now()
 	if entry == nil {
-		entry = t.f.entryOf(r)
+		entry = t.entryOf(r)
 	}
 	entry.Took = r.took
-	if entry.Kind != cache.Bypass && entry.Tags == nil {
-		entry.Tags = e.storeTags(r.tags)
-	}
 	end.back.Entry = entry
 	if len(entry.Tags) == 0 {
 		return
 	}
 	p := t.part
-	if p.stampErr != nil || p.stamp == (cache.Stamp{}) {
+	if p.stampErr != nil || p.stamp == (store.Stamp{}) {
 		e.events.report(cache.FillRefused, Event{
-			Key: t.f.key, Token: t.lease.Token, Size: len(entry.Payload), Err: errors.Join(errNoStamp, p.stampErr),
+			Key: t.f.key, Token: cache.Token(t.lease.Token), Size: len(entry.Payload), Err: errors.Join(errNoStamp, p.stampErr),
 		})
 		o.moment = end.start
 		end.back.Entry = nil
-		return
-	}
-	renewed := entry.Stamp
-	if entry.Stamp = p.stamp; renewed.Epoch != (cache.Epoch{}) {
-		// A tag's deletion may have drawn its number before this stamp was read, and be
-		// recorded after the value was: it is found by the value's own stamp.
-		entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = renewed.Epoch, renewed.N, p.stamp.N
 	}
 }
 
-// renew stores the stale value for another TTL, as the upstream said that it is good:
-// unless it is private from now on.
+// renew stores the stale value for another TTL, with the tags that it has, as the
+// upstream said that it is good. A value that is private from now on is not stored.
 func (end *ending) renew(r *fill) {
 	f, e := end.t.f, end.t.f.e
 	end.start = min(end.start, f.knownMoment) // a later caller may have come after a Delete of it
 	o := &outcome{value: r.stale, private: r.private}
+	old := &r.staleRead.reading.Entry
+	end.tagged = end.tagged || len(old.Tags) > 0
 	if r.private || end.t.lease == nil {
 		end.store(nil, r, o)
 		return
 	}
-	old := &r.staleReading.Entry
-	tags := distinct(slices.Concat(e.storeTags(r.tags), old.Tags))
-	if len(tags) > maxTags {
-		end.fail(fmt.Errorf("guard: Fill.Tags: with those the value has, %d tags, at most %d are allowed: %w", len(tags), maxTags, r.err))
-		return
+	stamp := end.t.part.stamp
+	entry := &store.Entry{
+		Kind: store.Value, Codec: old.Codec, Flags: old.Flags&store.FlagCompressed | r.staleUse.flags(), Payload: old.Payload,
+		Tags: old.Tags, Stamp: stamp,
 	}
-	entry := &cache.Entry{
-		Kind: cache.Value, Codec: old.Codec, Flags: old.Flags&cache.FlagCompressed | r.staleUse.flags(), Payload: old.Payload,
-		Tags: tags, Stamp: old.Stamp,
+	if len(old.Tags) > 0 {
+		// The deletion of a tag may have drawn its number before this fetch's stamp was
+		// read, and be recorded after the value was read. The value's own stamp finds it.
+		entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = old.Stamp.Epoch, old.Stamp.N, stamp.N
 	}
 	entry.FreshFor, entry.TTL = lifetime(r, &e.policy)
 	end.store(entry, r, o)
+}
+
+// nothingToRenew is the error of a fetch that answered ErrNotModified, which is why, and
+// was given no stale value.
+func (f *flight) nothingToRenew(why error) error {
+	if r := f.known.found(); r != nil {
+		if tag, lacks := f.e.lackedTag(&r.Entry, f.e.policy.Tags); lacks {
+			return fmt.Errorf("guard: the stored value of %s lacks the tag %q of Policy.Tags, and so the fetch was given no stale value: return the value: %w",
+				f.e.events.quote(f.key), tag, why)
+		}
+	}
+	return fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", why)
 }
 
 // fail is the end of a turn whose fetch failed. The key is paused if the fetch asked
@@ -247,32 +251,36 @@ func (end *ending) fail(cause error) {
 		return
 	}
 	pause, asked := PauseOf(cause)
-	if exhausted := (*ExhaustedError)(nil); !asked && errors.As(cause, &exhausted) {
-		asked = true // for no pause: the budget is exhausted and not the key, and remembers it better
+	exhausted := isExhausted(cause)
+	if exhausted {
+		asked = true // for none, unless it did: the budget is exhausted and not the key
 	}
-	waited := time.Since(f.knownAt)
-	livesOn := servableIfError(f.known, waited) || f.kind == background && f.known != nil && f.known.Fresh()
-	if livesOn && !asked && e.policy.ErrorPause != Off {
+	if r, waited := f.known.found(), f.known.waited(); r != nil && !asked && e.policy.ErrorPause != Off &&
+		(servableIfError(r, waited) || f.kind == background && r.Fresh()) {
 		// It ends with the entry that callers live on meanwhile.
-		pause = min(errorPause(&e.policy, t.lease.Failures), livedOn(f.known, waited, e.maskable(end.out), &e.policy))
+		pause = min(errorPause(&e.policy, t.lease.Failures), livedOn(r, waited, e.maskable(end.out), &e.policy))
 	}
-	pause = min(pause, cache.MaxTTL)
-	end.back = cache.Return{Failed: true, Failure: encodeFailure(cause, pause, &e.policy), Pause: pause}
+	pause = min(pause, store.MaxTTL)
+	end.back = store.Return{
+		Failed: true, Failure: encodeFailure(cause, pause, &e.policy), Pause: pause,
+		Declined: exhausted, // no fetch was made: it forgives no deaths
+	}
 	end.out.moment = e.sequence.Add(1)
 }
 
 // entryOf is the entry of a fetched value, or a marker where it can't be stored.
-func (f *flight) entryOf(r *fill) *cache.Entry {
-	p := &f.e.policy
+func (t *turn) entryOf(r *fill) *store.Entry {
+	f, p := t.f, &t.f.e.policy
 	if r.private {
-		return &cache.Entry{Kind: cache.Bypass, TTL: p.Bypass, FreshFor: p.Bypass}
+		return &store.Entry{Kind: store.Bypass, TTL: p.Bypass, FreshFor: p.Bypass}
 	}
 	// MaxBytes bounds the encoded value; a compressed one may be smaller or equal.
 	if size := len(r.entry.Payload); size > p.MaxBytes {
 		f.e.events.report(cache.FillTooLarge, Event{Key: f.key, Size: size})
-		return &cache.Entry{Kind: cache.Bypass, Flags: cache.FlagTooLarge, TTL: p.Bypass, FreshFor: p.Bypass}
+		return &store.Entry{Kind: store.Bypass, Flags: store.FlagTooLarge, TTL: p.Bypass, FreshFor: p.Bypass}
 	}
 	r.entry.FreshFor, r.entry.TTL = lifetime(r, p)
 	r.entry.Flags |= r.staleUse.flags()
+	r.entry.Tags, r.entry.Stamp = f.e.storeTags(r.tags), t.part.stamp
 	return r.entry
 }

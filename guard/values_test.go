@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/big"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -19,6 +18,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // pitfall 15
@@ -521,8 +522,8 @@ func TestFetchThatSaysWhatItMayIsNoWarning(t *testing.T) {
 			must(w, g.Expire(w.Context(), "k"))
 			get(w, g, "k", func(context.Context) (string, error) { return "", answer })
 			time.Sleep(time.Second)
-			if n := g.Stats().FetchErrors; log.Len() > 0 || n != 1 {
-				w.Errorf("%d fetch errors, and the log says:\n%s", n, log)
+			if s := g.Stats(); log.Len() > 0 || s.FetchErrors != 0 || s.NotFound+s.NotModified != 1 {
+				w.Errorf("%+v, and the log says:\n%s", s, log)
 			}
 		})
 	}
@@ -573,7 +574,7 @@ func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
 		}
 		synctest.Wait()
 		r, err = fleet[0].Load(context.Background(), "k", conditional)
-		if r.Value != "v1" || r.Source != guard.FromRedis || r.TTL != time.Second || err != nil {
+		if r.Value != "v1" || r.Source != guard.FromStore || r.TTL != time.Second || err != nil {
 			w.Errorf("renewed: %+v, %v", r, err)
 		}
 		_, err = fleet[0].Load(context.Background(), "other", func(_ context.Context, f *guard.Fill[string]) (string, error) {
@@ -628,25 +629,26 @@ func TestDeletedValueIsNotRenewedByWhoHasWaited(t *testing.T) {
 	})
 }
 
-// A raced store calls functions of the test before it passes on an ask for a lease,
+// A raced store calls functions of the test before it passes on a request for a lease,
 // which their error is the answer to, and after it has read.
 type raced struct {
-	cache.Store
 	acquire func() error
 	read    func()
 }
 
-func (s *raced) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	if err := s.acquire(); err != nil {
-		return cache.Answer{}, err
+func (r *raced) of(s cache.Store) *tap.Store {
+	t := tap.New(s)
+	t.OnAcquire = func([]store.Request) []store.Answer {
+		if err := r.acquire(); err != nil {
+			return []store.Answer{{Err: err}}
+		}
+		return nil
 	}
-	return s.Store.Acquire(ctx, key, ask)
-}
-
-func (s *raced) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	r, err := s.Store.Read(ctx, key)
-	s.read()
-	return r, err
+	t.OnRead = func(_ string, reading *store.Reading, err error) (*store.Reading, error) {
+		r.read()
+		return reading, err
+	}
+	return t
 }
 
 // Nor may one bring it back that was granted the lease after the Delete, of which no
@@ -664,14 +666,14 @@ func TestDeletedValueIsNotRenewedWheneverItWasRead(t *testing.T) {
 		{name: "deleted before the grant", p: stale},
 		{name: "deleted before the grant of a refresh", p: refreshed, renewed: true},
 		{name: "deleted when it was read for the last time", p: stale, reads: 2, renewed: true},
-		{name: "deleted, and Redis is away then", p: stale, away: cache.ErrUnavailable, renewed: true},
+		{name: "deleted, and Redis is away then", p: stale, away: store.ErrUnavailable, renewed: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
 				ctx := w.Context()
 				other := w.fleet(1, c.p)[0]
-				s := &raced{Store: w.open()}
-				g := w.guard(s, c.p)
+				s := &raced{}
+				g := w.guard(s.of(w.open()), c.p)
 				time.Sleep(time.Second)
 				load := func() string { return revalidated(w, g, "k") }
 				var reads, asks atomic.Int32
@@ -716,8 +718,8 @@ func TestDeletedValueIsNotRenewedWheneverItWasRead(t *testing.T) {
 func TestDeletedValueIsNotRenewedByAGet(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, time.Hour })
-		s := &raced{Store: w.open(), read: func() {}, acquire: func() error { return nil }}
-		g, other := w.guard(s, p), w.fleet(1, p)[0]
+		s := &raced{read: func() {}, acquire: func() error { return nil }}
+		g, other := w.guard(s.of(w.open()), p), w.fleet(1, p)[0]
 		good := func(context.Context) (string, error) { return "", guard.ErrNotModified }
 		must(w, other.Set(w.Context(), "k", "old"))
 		time.Sleep(2 * time.Second)
@@ -742,9 +744,9 @@ func TestClonedBytesAreTheCallersOwn(t *testing.T) {
 				ctx := context.Background()
 				want := bytes.Repeat([]byte("v"), size)
 				p := policy(func(p *guard.Policy) {
-					p.TTL, p.Stale, p.StaleIfError, p.Clone = time.Second, time.Minute, time.Hour, bytes.Clone
+					p.TTL, p.Stale, p.StaleIfError = time.Second, time.Minute, time.Hour
 				})
-				g, err := guard.New[[]byte](w.open(), "g", p)
+				g, err := guard.New(w.open(), "g", p, guard.Clone(bytes.Clone))
 				must(w, err)
 				defer g.Close()
 				time.Sleep(time.Second)
@@ -762,12 +764,14 @@ func TestClonedBytesAreTheCallersOwn(t *testing.T) {
 				}
 				many := func() {
 					w.Helper()
-					m, err := g.GetMany(ctx, []string{"k", "k"}, nil)
+					m, err := g.GetMany(ctx, []string{"k", "k"}, func(context.Context, []string) (map[string][]byte, error) {
+						return nil, errors.New("fetched")
+					})
 					good(m["k"], err)
 				}
 				one(func(context.Context) ([]byte, error) { return bytes.Clone(want), nil })
 				many()
-				one(nil)
+				one(func(context.Context) ([]byte, error) { return nil, errors.New("fetched") })
 				r, err := g.Peek(ctx, "k")
 				good(r.Value, err)
 				for _, answer := range []error{guard.ErrNotModified, errors.New("away")} {
@@ -834,7 +838,7 @@ func TestResultTellsWhereTheValueComesFrom(t *testing.T) {
 		}
 		time.Sleep(4 * time.Second)
 		r, err := fleet[1].Load(context.Background(), "k", slow)
-		if r.Source != guard.FromRedis || r.Age != 4*time.Second || r.TTL != 6*time.Second || err != nil {
+		if r.Source != guard.FromStore || r.Age != 4*time.Second || r.TTL != 6*time.Second || err != nil {
 			w.Errorf("%+v, %v", r, err)
 		}
 	})
@@ -844,7 +848,7 @@ func TestResultTellsWhereTheValueComesFrom(t *testing.T) {
 // off serves and fetches like any other. In a bubble there is one clock; what can
 // be shown is that nothing in an entry is a point in time.
 func TestEntriesHoldNoPointInTime(t *testing.T) {
-	e := cache.Entry{Version: cache.NewMinter().Token(), Kind: cache.Value, TTL: time.Minute, FreshFor: time.Second, Took: time.Millisecond}
+	e := store.Entry{Version: store.NewMinter().Token(), Kind: store.Value, TTL: time.Minute, FreshFor: time.Second, Took: time.Millisecond}
 	first := e.Encode()
 	time.Sleep(2 * time.Millisecond)
 	if !bytes.Equal(first, e.Encode()) {
@@ -858,11 +862,14 @@ func TestForeignBytesAreAMissAndAreOverwritten(t *testing.T) {
 		events := &recorder{}
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Observer = events }))
 		rng := rand.New(rand.NewPCG(1, 2))
-		good := (&cache.Entry{Version: cache.NewMinter().Token(), Kind: cache.Value, TTL: time.Minute, FreshFor: time.Minute, Payload: []byte("x")}).Encode()
+		good := (&store.Entry{
+			Version: store.NewMinter().Token(), Kind: store.Value, TTL: time.Minute, FreshFor: time.Minute,
+			Written: store.Instant(time.Now().UnixMicro()), Payload: []byte("x"),
+		}).Encode()
 		other := append([]byte{}, good...)
 		other[18] = 200 // a codec nobody here has
 		future := append([]byte{}, good...)
-		future[16] = 2
+		future[16] = 3
 		foreign := [][]byte{{}, []byte("hello"), good[:31], other, future, bytes.Repeat([]byte{0xff}, 1000)}
 		for range 50 {
 			b := make([]byte, 1+rng.IntN(80))
@@ -891,63 +898,4 @@ func TestForeignBytesAreAMissAndAreOverwritten(t *testing.T) {
 		get(w, fleet[0], "list", (&origin{}).fetch)
 		get(w, fleet[1], "list", never)
 	})
-}
-
-// A fetch that is nil is a mistake that is named.
-func TestNilFetchIsNamed(t *testing.T) {
-	inMemory(t, func(w *world) {
-		g := w.fleet(1, policy())[0]
-		for name, call := range map[string]func() error{
-			"Get":     func() error { _, err := g.Get(w.Context(), "k", nil); return err },
-			"Load":    func() error { _, err := g.Load(w.Context(), "k", nil); return err },
-			"Refresh": func() error { _, err := g.Refresh(w.Context(), "k", nil); return err },
-			"Reload":  func() error { _, err := g.Reload(w.Context(), "k", nil); return err },
-			"GetMany": func() error { _, err := g.GetMany(w.Context(), []string{"k"}, nil); return err },
-		} {
-			if err := call(); err == nil || !strings.Contains(err.Error(), "it is nil") {
-				w.Errorf("%s: %v", name, err)
-			}
-		}
-	})
-}
-
-// A type of which nothing would be stored is refused before there are values.
-func TestTypesThatCantBeStoredAreRefused(t *testing.T) {
-	type hidden struct{ n int }
-	type itself []itself
-	type shown struct {
-		hidden
-		N int
-	}
-	_ = shown{hidden: hidden{n: 1}} // the linter wants them used
-	inMemory(t, func(w *world) {
-		store := w.open()
-		refused := func(err error) {
-			w.Helper()
-			if err == nil || !strings.Contains(err.Error(), "can't be stored") {
-				w.Errorf("got %v", err)
-			}
-		}
-		refused(opens[chan int](store))
-		refused(opens[func()](store))
-		refused(opens[hidden](store))
-		refused(opens[map[string][]*hidden](store))
-		must(w, opens[shown](store))
-		must(w, opens[struct{}](store))
-		must(w, opens[itself](store))
-		must(w, opens[time.Time](store))
-		must(w, opens[*big.Int](store))
-		must(w, opens[any](store))
-		must(w, opens[error](store))
-		must(w, opens[map[string]any](store))
-	})
-}
-
-// opens opens a guard of some type, and closes it.
-func opens[V any](store cache.Store) error {
-	g, err := guard.New[V](store, "g", policy())
-	if err == nil {
-		err = g.Close()
-	}
-	return err
 }

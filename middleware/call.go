@@ -185,7 +185,7 @@ func (c *call) reload(key string, old *page, was guard.Result[*page], age time.D
 		fetch = c.fetchVariant(key, variant)
 	}
 	c.event.key, c.marked = key, key
-	res, err := c.m.guard.Reload(c.ctx, key, fetch)
+	res, err := c.m.guard.Load(c.ctx, key, fetch, guard.MaxAge(0))
 	p := res.Value
 	switch r := c.toStream(); {
 	case r != nil:

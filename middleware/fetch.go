@@ -235,7 +235,7 @@ func (c *call) pageOf(l *lead, body []byte, trailer http.Header) *page {
 		status: r.status, body: body, trailer: c.m.storedTrailer(trailer, l), vary: l.d.Vary, freshness: l.d.Freshness,
 		header: rfc9111.StoredHeader(r.response(), l.d.Control, l.rfc), length: strconv.Itoa(len(body)),
 	}
-	p.began = r.began
+	p.began, p.hidesTags = r.began, c.m.hidesTags(r.req, p.header, l.tags)
 	delete(p.header, "Content-Length")
 	if len(p.vary) > 0 {
 		p.variant = rfc9111.VariantKey(p.vary, r.req)
@@ -297,8 +297,12 @@ func (m *Middleware) setTerms(f *guard.Fill[*page], p *page) {
 
 // setConditions asks the handler for a 304, if the stale response can be told by
 // something that the handler knows. It doesn't know a tag that was made here, for
-// whose sake it would ignore If-Modified-Since (RFC 9110, 13.1.3).
+// whose sake it would ignore If-Modified-Since (RFC 9110, 13.1.3). A response whose
+// tags are not known from its header is fetched in full.
 func (m *Middleware) setConditions(h http.Header, stale *page) bool {
+	if stale.hidesTags {
+		return false
+	}
 	about := stale.header
 	if m.opts.MakeETag && about.Get("Etag") == madeETag(stale.body) {
 		about = about.Clone()
@@ -336,9 +340,10 @@ func (c *call) validated(ctx context.Context, f *guard.Fill[*page], l *lead) (*p
 	resp := &rfc9111.Response{Status: p.status, Header: p.header, RequestTime: r.askedAt(), ResponseTime: r.headerAt}
 	l.d = rfc9111.Store(r.req, resp, l.rfc)
 	p.freshness, p.began = l.d.Freshness, r.began
-	l.tags = c.m.tagsOf(r.req, p.header)
+	l.tags = c.m.tagsOf(r.req, updated(l.stale.header, r.header))
 	c.note(r, decision{stored: true, fwdCode: http.StatusNotModified, ttl: p.freshness.Left(p.freshness.InitialAge)})
 	p.header = rfc9111.StoredHeader(resp, l.d.Control, l.rfc)
+	p.hidesTags = c.m.hidesTags(r.req, p.header, l.tags)
 	if l.d.Control.NoTransform || hasDigest(&p) {
 		p.gzip = nil
 	}

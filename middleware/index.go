@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
@@ -32,7 +33,7 @@ func (c *call) branch(ctx context.Context, f *guard.Fill[*page], l *lead, passin
 	begun := make(chan struct{})
 	var once sync.Once
 	c.m.background(func() {
-		_, _ = c.m.guard.Load(context.WithoutCancel(ctx), under.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+		_, _ = c.m.guard.Load(callers.Apart(context.WithoutCancel(ctx)), under.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
 			once.Do(func() { close(begun) })
 			f.Cost = 0 // the run is paid for
 			return c.record(ctx, f, &under, passing)
@@ -88,7 +89,7 @@ var errIndexGone = errors.New("middleware: the page's index has changed")
 // changeIndex changes the index that a lead knows, in the background.
 func (c *call) changeIndex(ctx context.Context, l *lead, change func(*index)) {
 	pageKey := l.key[:len(l.key)-len("\n")-len(l.ix.gen)-len(l.variant)]
-	ctx = context.WithoutCancel(ctx)
+	ctx = callers.Apart(context.WithoutCancel(ctx))
 	c.m.background(func() { _, _ = c.m.changeIndex(ctx, pageKey, l.ix.gen, change) })
 }
 
@@ -111,7 +112,7 @@ func (m *Middleware) changeIndex(ctx context.Context, pageKey, gen string, chang
 	// Changes at the same time share a fetch, which is one of them: the others take
 	// their turns.
 	for range m.opts.MaxVariants + maxRounds {
-		res, err := m.guard.Reload(ctx, pageKey, fetch)
+		res, err := m.guard.Load(ctx, pageKey, fetch, guard.MaxAge(0))
 		switch {
 		case err != nil && (begun.Load() || !errors.Is(err, errIndexGone)):
 			return nil, err

@@ -115,8 +115,9 @@ type Options struct {
 	// TagHeaders lists response headers whose values are tags, by which responses
 	// can be forgotten together ([Middleware.PurgeTag]): Surrogate-Key or Cache-Tag,
 	// say, separated by white space or commas. A response with more than 16 tags, or
-	// one of more than 256 bytes, isn't shared. Clients get the header too, unless
-	// something further out takes it away. Default none.
+	// one of more than 256 bytes, isn't shared. A 304 replaces the tags of the headers
+	// that it has, and leaves those of others as they are. Clients get the header too,
+	// unless something further out takes it away. Default none.
 	TagHeaders []string
 	// Tags returns further tags of a response, given the request of its run and its
 	// header, neither of which it may change. It must be quick and may be called

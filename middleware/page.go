@@ -30,6 +30,8 @@ type page struct {
 	vary      []string          // names it varies on
 	variant   string            // what they were in the request that it answers
 
+	hidesTags bool // it carries tags that its stored header does not tell
+
 	ix    *index // instead of a response
 	epoch string // instead of a response
 
@@ -81,6 +83,7 @@ const (
 	flagNeverStale = 2
 	flagImmutable  = 4
 	flagGzip       = 8
+	flagHidesTags  = 16
 )
 
 // ID implements [cache.Codec].
@@ -107,6 +110,7 @@ func (pageCodec) Marshal(v any) ([]byte, error) {
 	var flags uint64
 	for bit, set := range map[uint64]bool{
 		flagNoCache: f.NoCache, flagNeverStale: f.NeverStale, flagImmutable: f.Immutable, flagGzip: p.gzip != nil,
+		flagHidesTags: p.hidesTags,
 	} {
 		if set {
 			flags |= bit
@@ -189,7 +193,8 @@ func (r *pageReader) page() *page {
 
 func (r *pageReader) response(p *page) {
 	p.status = int(r.number(999))
-	flags := r.number(15)
+	flags := r.number(31)
+	p.hidesTags = flags&flagHidesTags != 0
 	f := &p.freshness
 	f.NoCache, f.NeverStale, f.Immutable = flags&flagNoCache != 0, flags&flagNeverStale != 0, flags&flagImmutable != 0
 	f.Origin = rfc9111.Origin(r.number(255))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
@@ -53,7 +56,7 @@ func TestBudgetPaysForRuns(t *testing.T) {
 // A quarantined page is 503 with Retry-After.
 func TestQuarantineIs503(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := wrap(t, quarantined{newStore(t)}, middleware.Options{}, number())
+		h := wrap(t, quarantined(newStore(t)), middleware.Options{}, number())
 		if w := once(h); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
 			t.Errorf("%d %v", w.Code, w.Header())
 		}
@@ -169,9 +172,11 @@ func (empty) Spend(context.Context, guard.Spending) (guard.Expense, error) {
 func (empty) Exhausted(guard.Priority) bool { return false }
 func (empty) Known() guard.BudgetState      { return guard.BudgetState{} }
 
-// A quarantined store is one whose keys keep killing processes.
-type quarantined struct{ cache.Store }
-
-func (quarantined) Acquire(context.Context, string, cache.Ask) (cache.Answer, error) {
-	return cache.Answer{Verdict: cache.Quarantined, TTL: time.Minute}, nil
+// quarantined is a store whose keys keep killing processes.
+func quarantined(s cache.Store) cache.Store {
+	t := tap.New(s)
+	t.OnAcquire = func(requests []store.Request) []store.Answer {
+		return slices.Repeat([]store.Answer{{Verdict: store.Quarantined, TTL: time.Minute}}, len(requests))
+	}
+	return t
 }

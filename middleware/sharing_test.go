@@ -1,9 +1,9 @@
 package middleware_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +12,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
@@ -655,7 +657,7 @@ func TestPurge(t *testing.T) {
 func TestNothingIsStoredWithoutAnEpoch(t *testing.T) {
 	for _, vary := range []string{"", "Accept"} {
 		var away atomic.Bool
-		s := openOn(t, withoutEpochs{newStore(t), &away}, middleware.Options{TTL: time.Minute, Headers: []string{"X-Site"}}, func(w http.ResponseWriter, r *http.Request) {
+		s := openOn(t, withoutEpochs(newStore(t), &away), middleware.Options{TTL: time.Minute, Headers: []string{"X-Site"}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Vary", vary)
 			fmt.Fprint(w, "some page")
 		})
@@ -679,23 +681,23 @@ func TestNothingIsStoredWithoutAnEpoch(t *testing.T) {
 	}
 }
 
-type withoutEpochs struct {
-	cache.Store
-	away *atomic.Bool
-}
-
-func (s withoutEpochs) Read(ctx context.Context, key string) (*cache.Reading, error) {
-	if s.away.Load() && strings.Contains(key, "e http") {
-		return nil, cache.ErrUnavailable
+// withoutEpochs is a store that is away for the epochs of sites.
+func withoutEpochs(s cache.Store, away *atomic.Bool) cache.Store {
+	t := tap.New(s)
+	gone := func(key string) bool { return away.Load() && strings.Contains(key, "e http") }
+	t.OnRead = func(key string, r *store.Reading, err error) (*store.Reading, error) {
+		if gone(key) {
+			return nil, store.ErrUnavailable
+		}
+		return r, err
 	}
-	return s.Store.Read(ctx, key)
-}
-
-func (s withoutEpochs) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	if s.away.Load() && strings.Contains(key, "e http") {
-		return cache.Answer{}, cache.ErrUnavailable
+	t.OnAcquire = func(requests []store.Request) []store.Answer {
+		if gone(requests[0].Key) {
+			return slices.Repeat([]store.Answer{{Err: store.ErrUnavailable}}, len(requests))
+		}
+		return nil
 	}
-	return s.Store.Acquire(ctx, key, ask)
+	return t
 }
 
 // A run that is under way when its page is softly purged doesn't bring it back, also if
@@ -776,7 +778,10 @@ func TestOptionsAreChecked(t *testing.T) {
 			t.Errorf("nothing of %s in %v", part, err)
 		}
 	}
-	if _, err := middleware.New(nil, middleware.Options{}); err == nil {
-		t.Error("no store was accepted")
+	var none *cache.Redis
+	for _, store := range []cache.Store{nil, none} {
+		if _, err := middleware.New(store, middleware.Options{}); err == nil {
+			t.Errorf("a store %v was accepted", store)
+		}
 	}
 }

@@ -2,11 +2,10 @@ package middleware
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
-
-	"github.com/stampedeguard/stampede/cache"
 )
 
 // PurgeTag forgets all responses that carry one of the tags
@@ -49,11 +48,34 @@ func (m *Middleware) tagsOf(r *http.Request, h http.Header) []string {
 	return tags
 }
 
-const maxTagSize = 256 // the guard's
+// hidesTags reports whether the header of a response, as it is stored, lacks some of
+// the tags that the response carries: no-cache="Cache-Tag" keeps that field out, say.
+func (m *Middleware) hidesTags(r *http.Request, stored http.Header, tags []string) bool {
+	if len(tags) == 0 {
+		return false
+	}
+	told := m.tagsOf(r, stored)
+	return slices.ContainsFunc(tags, func(tag string) bool { return !slices.Contains(told, tag) })
+}
+
+// updated is a stored header with the fields of a 304 in place of its own. By it the
+// tags are known of a response that is still good: those that the 304 names replace
+// the stored ones of the same field, and a 304 without that field keeps them.
+func updated(stored, by304 http.Header) http.Header {
+	h := stored.Clone()
+	maps.Copy(h, by304)
+	return h
+}
+
+// As package guard bounds them.
+const (
+	maxTags    = 16
+	maxTagSize = 256
+)
 
 // mayCarry reports whether a response can be stored with the tags: without one of
 // them it would outlive its purge.
 func (m *Middleware) mayCarry(tags []string) bool {
-	return len(tags) <= cache.MaxTags-m.ownTags &&
+	return len(tags) <= maxTags-m.ownTags &&
 		!slices.ContainsFunc(tags, func(tag string) bool { return len(tag) > maxTagSize })
 }

@@ -129,3 +129,80 @@ func TestTooManyTags(t *testing.T) {
 	s.is(s.do("/"), 200, "run 1")
 	s.is(s.do("/"), 200, "run 1")
 }
+
+// A 304 is stored as a whole response. Its tags replace those of the same field.
+func TestValidationKeepsOrReplacesTags(t *testing.T) {
+	for name, c := range map[string]struct {
+		control    string // of the whole response, besides its lifetime
+		validation string // tags that the 304 names
+		carries    string // tags that the page has afterwards
+		full       bool   // the page is fetched anew instead
+	}{
+		"none":                    {validation: "", carries: "old"},
+		"the same":                {validation: "old", carries: "old"},
+		"others":                  {validation: "new", carries: "new"},
+		"more":                    {validation: "old new", carries: "old new"},
+		"none, and none stored":   {control: `, no-cache="Cache-Tag"`, carries: "old", full: true},
+		"others, and none stored": {control: `, no-cache="Cache-Tag"`, validation: "new", carries: "old", full: true},
+	} {
+		for _, purged := range []string{"old", "new"} {
+			t.Run(name+", purged by "+purged, func(t *testing.T) {
+				s := open(t, middleware.Options{TagHeaders: []string{"Cache-Tag"}}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("ETag", `"v"`)
+					if r.Header.Get("If-None-Match") == `"v"` {
+						w.Header().Set("Cache-Control", "max-age=60")
+						if c.validation != "" {
+							w.Header().Set("Cache-Tag", c.validation)
+						}
+						w.WriteHeader(http.StatusNotModified)
+						return
+					}
+					w.Header().Set("Cache-Control", "max-age=60"+c.control)
+					w.Header().Set("Cache-Tag", "old")
+					fmt.Fprint(w, "hello")
+				})
+				s.is(s.do("/"), 200, "hello")
+				s.stored("/", "hello")
+				g := s.do("/", "Cache-Control: no-cache")
+				s.is(g, 200, "hello")
+				if full := !strings.Contains(g.status(), "fwd-status=304"); full != c.full {
+					t.Errorf("fetched in full: %v, want %v; %s", full, c.full, g.status())
+				}
+				s.stored("/", "hello")
+				if err := s.m.PurgeTag(t.Context(), purged); err != nil {
+					t.Fatal(err)
+				}
+				left := s.do("/", "Cache-Control: only-if-cached").StatusCode == 200
+				if want := !slices.Contains(strings.Fields(c.carries), purged); left != want {
+					t.Errorf("the page is left: %v, want %v", left, want)
+				}
+			})
+		}
+	}
+}
+
+// A 304 may itself say that its tags are not to be stored. They count all the same.
+func TestTagsOfAValidationThatMayNotBeStored(t *testing.T) {
+	s := open(t, middleware.Options{TagHeaders: []string{"Cache-Tag"}}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", `"v"`)
+		w.Header().Set("Cache-Tag", "old")
+		w.Header().Set("Cache-Control", "max-age=60")
+		if r.Header.Get("If-None-Match") == `"v"` {
+			w.Header().Set("Cache-Tag", "new")
+			w.Header().Set("Cache-Control", `max-age=60, no-cache="Cache-Tag"`)
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		fmt.Fprint(w, "hello")
+	})
+	s.is(s.do("/"), 200, "hello")
+	s.stored("/", "hello")
+	s.is(s.do("/", "Cache-Control: no-cache"), 200, "hello")
+	s.stored("/", "hello")
+	if err := s.m.PurgeTag(t.Context(), "new"); err != nil {
+		t.Fatal(err)
+	}
+	if g := s.do("/", "Cache-Control: only-if-cached"); g.StatusCode == 200 {
+		t.Errorf("the page is left: %s", g.status())
+	}
+}

@@ -76,7 +76,7 @@ func (x *trExchange) adopt(slot trSlot, d *trDownload, finish func(*guard.Fill[*
 	go func() {
 		defer close(done)
 		defer cancel()
-		_, _ = x.t.guard.Reload(ctx, slot.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
+		_, _ = x.t.guard.Load(ctx, slot.key, func(ctx context.Context, f *guard.Fill[*page]) (*page, error) {
 			mu.Lock()
 			mine := !withdrawn && !once && !f.Private
 			once = once || mine
@@ -89,7 +89,7 @@ func (x *trExchange) adopt(slot trSlot, d *trDownload, finish func(*guard.Fill[*
 			}
 			close(claimed)
 			return finish(f)
-		})
+		}, guard.MaxAge(0))
 	}()
 	timer := time.NewTimer(adoptWithin)
 	defer timer.Stop()

@@ -16,6 +16,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
@@ -228,12 +230,14 @@ func TestTransportReadsNamesHoweverTheyAreWritten(t *testing.T) {
 	v.wantCalls(t, calls+2)
 }
 
-// slowLeases takes its time to give one.
-type slowLeases struct{ cache.Store }
-
-func (s slowLeases) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	time.Sleep(10 * time.Millisecond)
-	return s.Store.Acquire(ctx, key, ask)
+// slowLeases is a store that takes its time to grant one.
+func slowLeases(s cache.Store) cache.Store {
+	t := tap.New(s)
+	t.OnAcquire = func([]store.Request) []store.Answer {
+		time.Sleep(10 * time.Millisecond)
+		return nil
+	}
+	return t
 }
 
 // A client may use its request again, for somebody else, once it has read the response.
@@ -251,7 +255,7 @@ func TestTransportRefreshesWhatWasAskedForThoughItsRequestIsUsedAgain(t *testing
 				page := fmt.Sprint(r.URL.Path, " of ", r.Header.Get("Authorization"), " in ", r.Header.Get("Accept-Language"), ", ", calls)
 				return &http.Response{StatusCode: 200, Header: h, Body: io.NopCloser(strings.NewReader(page)), ContentLength: -1, Request: r}, nil
 			})
-			tr := newTransport(t, slowLeases{memoryFleet(t)()}, func(o *middleware.TransportOptions) { o.Base = base })
+			tr := newTransport(t, slowLeases(memoryFleet(t)()), func(o *middleware.TransportOptions) { o.Base = base })
 			ann := []string{"Authorization", "ann", "Accept-Language", "de"}
 			wantAnswer(t, ask(t, tr, "http://vendor.test/1", ann...), 200, "/1 of ann in de, 1")
 			time.Sleep(2 * time.Minute)

@@ -200,13 +200,13 @@ func (x *trExchange) load(slot trSlot, force bool) (*trOpening, guard.Result[*pa
 		err error
 	}
 	done := make(chan loaded, 1)
-	ask := x.t.guard.Load
+	var opts []guard.CallOption
 	if force {
-		ask = x.t.guard.Reload
+		opts = append(opts, guard.MaxAge(0))
 	}
 	ctx := x.ctx
 	go func() {
-		r, err := ask(ctx, slot.key, x.fetch(slot))
+		r, err := x.t.guard.Load(ctx, slot.key, x.fetch(slot), opts...)
 		done <- loaded{r, err}
 	}()
 	cancelled := x.cancelled

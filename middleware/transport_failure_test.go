@@ -344,7 +344,7 @@ func TestTransportSpendsABudget(t *testing.T) {
 	})
 	rdb := server.Client()
 	t.Cleanup(func() { _ = rdb.Close() })
-	quota, err := budget.New(rdb, "vendor", budget.Limit{Rate: 100, Per: time.Hour, Burst: 10, Reserve: -1})
+	quota, err := budget.New(rdb, "vendor", budget.Limit{Rate: 100, Per: time.Hour, Burst: 10, Reserve: -1}, budget.Options{Namespace: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func (x *trExchange) fetch(slot trSlot) func(context.Context, *guard.Fill[*page]
 			return nil, x.pauseAfter(err, stale)
 		}
 		if r.renewed != nil {
-			return x.renew(ctx, slot, f, r, stale)
+			return x.renew(slot, f, r, stale)
 		}
 		return x.receive(slot, f, r, stale, indexed)
 	}
@@ -136,8 +136,10 @@ func (x *trExchange) whyForwarded() rfc9111.Fwd {
 	return x.fwd
 }
 
-// renew stores a page that a 304 has said is good.
-func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page], r *trReply, stale *page) (*page, error) {
+// renew stores a page that a 304 has said is good. A page that may no longer be
+// shared in its slot is for this client alone. The mark that says so replaces the
+// stored page under the lease, so it leaves a newer one alone.
+func (x *trExchange) renew(slot trSlot, f *guard.Fill[*page], r *trReply, stale *page) (*page, error) {
 	r.d.discard()
 	x.renewed(r.d.resp)
 	dec := x.decide(r.renewed.status, r.renewed.header, r.began, r.arrived)
@@ -145,9 +147,6 @@ func (x *trExchange) renew(ctx context.Context, slot trSlot, f *guard.Fill[*page
 		return x.keep(f, dec.page, stale.body, stale.trailer)
 	}
 	f.Private = true
-	if slot.ix == nil {
-		_ = x.t.guard.Delete(context.WithoutCancel(ctx), slot.key)
-	}
 	dec.page.body, dec.page.trailer = stale.body, stale.trailer
 	return dec.page, nil
 }
@@ -202,10 +201,11 @@ func (x *trExchange) alone(slot trSlot, r *trReply) {
 	resp := r.d.resp
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
 	x.compareHead(resp)
-	fits := x.fits(slot, resp, dec)
+	// Under a lease a URL's own slot gets an index if the response varies.
+	lift := x.keepable(resp, dec) && (slot.ix == nil || slot.ix.covers(dec.page.vary))
 	x.offer(&trOpening{d: r.d, detail: dec.detail, fwd: x.whyForwarded(), began: r.began, arrived: r.arrived})
 	r.d.hand()
-	if fits && time.Since(x.came) < x.t.opts.WaitTimeout { // else it is alone as it has waited too long
+	if lift && time.Since(x.came) < x.t.opts.WaitTimeout { // else it is alone as it has waited too long
 		x.t.lift(slot.key)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
+	"github.com/stampedeguard/stampede/internal/nils"
 )
 
 var _ guard.Budget = (*budget.Budget)(nil) // which HostPolicy.Budget is made for
@@ -206,6 +207,9 @@ func (o TransportOptions) validate() error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("middleware: TransportOptions."+format, args...))
 	}
+	if nils.Is(o.Base) {
+		bad("Base is a nil %T (leave the field unset for http.DefaultTransport)", o.Base)
+	}
 	if n := len(o.Secret); n > 0 && n < 16 {
 		bad("Secret has %d bytes, must have at least 16, or none", n)
 	}
@@ -251,6 +255,9 @@ func (p HostPolicy) validate(where string) error {
 	}
 	if p.Retry.MaxDelay < p.Retry.Base {
 		bad("Retry.MaxDelay is %v, must be at least Retry.Base (%v)", p.Retry.MaxDelay, p.Retry.Base)
+	}
+	if p.Budget != nil && nils.Is(p.Budget) {
+		bad("Budget is a nil %T (check the error of the call that made it)", p.Budget)
 	}
 	if p.Priority > guard.Critical {
 		bad("Priority is %d, must be Normal, Background or Critical", p.Priority)

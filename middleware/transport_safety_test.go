@@ -8,11 +8,14 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
@@ -262,8 +265,19 @@ func TestTransportSaysAllThatIsWrongWithItsOptions(t *testing.T) {
 			t.Errorf("nothing is said of %s in: %v", want, err)
 		}
 	}
-	if _, err := middleware.NewTransport(nil, middleware.TransportOptions{}); err == nil {
-		t.Error("no store is fine")
+	var noStore *cache.Redis
+	for _, store := range []cache.Store{nil, noStore} {
+		if _, err := middleware.NewTransport(store, middleware.TransportOptions{}); err == nil {
+			t.Errorf("a store %v was accepted", store)
+		}
+	}
+	var noBase *http.Transport
+	var noBudget *budget.Budget
+	_, err = middleware.NewTransport(memoryFleet(t)(), middleware.TransportOptions{
+		Base: noBase, HostPolicy: middleware.HostPolicy{Budget: noBudget},
+	})
+	if err == nil || !strings.Contains(err.Error(), "nil *http.Transport") || !strings.Contains(err.Error(), "nil *budget.Budget") {
+		t.Errorf("a nil base and a nil budget: %v", err)
 	}
 	o := middleware.TransportOptions{Keep: guard.Off, Hosts: map[string]middleware.HostPolicy{"*.example.com": {}}}
 	tr, err := middleware.NewTransport(memoryFleet(t)(), o)
@@ -332,4 +346,79 @@ func TestTransportStoresNoSetCookieOfTrailers(t *testing.T) {
 	if second.Trailer.Get("Set-Cookie") != "" || second.Trailer.Get("X-Sum") != "5" {
 		t.Errorf("the next one got %v", second.Trailer)
 	}
+}
+
+// P2: the call that a 304 answers has lost its lease, and with that its right to change
+// what is stored.
+func TestTransport304WithoutALeaseLeavesNewerPages(t *testing.T) {
+	for name, control := range map[string]string{"no-store": "no-store", "vary": "max-age=60"} {
+		t.Run(name, func(t *testing.T) {
+			inTrFleets(t, func(t *testing.T, open trFleet) {
+				asked, release := make(chan struct{}), make(chan struct{})
+				var body atomic.Value
+				body.Store("old")
+				v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("ETag", `"`+body.Load().(string)+`"`)
+					w.Header().Set("Cache-Control", "max-age=60")
+					if r.Header.Get("If-None-Match") != `"old"` || r.Method != http.MethodGet {
+						fmt.Fprint(w, body.Load())
+						return
+					}
+					w.Header().Set("Cache-Control", control)
+					w.Header().Set("Vary", "Accept-Language")
+					close(asked)
+					<-release
+					w.WriteHeader(http.StatusNotModified)
+				})
+				a, b := newTransport(t, open()), newTransport(t, open())
+				wantAnswer(t, ask(t, a, v.URL), 200, "old")
+				waitStored(t, a, v.URL)
+				old := make(chan answered, 1)
+				go func() { old <- ask(t, a, v.URL, "Cache-Control", "no-cache") }()
+				<-asked
+				body.Store("new")
+				wantAnswer(t, askWith(t, b, http.MethodPost, v.URL), 200, "new") // which ends the lease
+				wantAnswer(t, ask(t, b, v.URL), 200, "new")
+				waitStored(t, b, v.URL)
+				calls := v.calls.Load()
+				close(release)
+				wantAnswer(t, <-old, 200, "old")
+				r := ask(t, b, v.URL)
+				wantAnswer(t, r, 200, "new")
+				wantCacheStatus(t, r, "hit")
+				v.wantCalls(t, calls)
+			})
+		})
+	}
+}
+
+// A 304 may say that a page varies, or is for nobody else, from now on.
+func TestTransport304EndsTheSharingOfAPage(t *testing.T) {
+	inTrFleets(t, func(t *testing.T, open trFleet) {
+		var later atomic.Bool
+		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("ETag", `"1"`)
+			w.Header().Set("Cache-Control", "max-age=60")
+			if later.Load() {
+				w.Header().Set("Vary", "Accept-Language")
+			}
+			if r.Header.Get("If-None-Match") == `"1"` {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "hello "+r.Header.Get("Accept-Language"))
+		})
+		a := newTransport(t, open())
+		wantAnswer(t, ask(t, a, v.URL, "Accept-Language", "de"), 200, "hello de")
+		waitStored(t, a, v.URL, "Accept-Language", "de")
+		later.Store(true)
+		wantAnswer(t, ask(t, a, v.URL, "Accept-Language", "de", "Cache-Control", "no-cache"), 200, "hello de")
+		for _, language := range []string{"en", "de"} {
+			waitUntil(t, func() bool {
+				r := ask(t, a, v.URL, "Accept-Language", language)
+				wantAnswer(t, r, 200, "hello "+language)
+				return strings.Contains(r.cacheStatus(), ";hit;")
+			})
+		}
+	})
 }

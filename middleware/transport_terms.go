@@ -75,7 +75,13 @@ func alwaysValidated(f rfc9111.Freshness) bool {
 
 // fits reports whether a response may be kept in a slot, as far as its header tells.
 func (x *trExchange) fits(slot trSlot, resp *http.Response, dec trDecision) bool {
-	return dec.storable && !isFailure(resp.StatusCode) && !x.tooLong(resp) && slot.ix.covers(dec.page.vary)
+	return x.keepable(resp, dec) && slot.ix.covers(dec.page.vary)
+}
+
+// keepable reports whether a response may be kept in some slot, as far as its header
+// tells.
+func (x *trExchange) keepable(resp *http.Response, dec trDecision) bool {
+	return dec.storable && !isFailure(resp.StatusCode) && !x.tooLong(resp)
 }
 
 // tooLong reports whether a response says that it is too long to be kept.

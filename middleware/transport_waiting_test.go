@@ -43,7 +43,7 @@ func withBudget(t *testing.T, l budget.Limit, control string, test func(f *payin
 			}, nil
 		})
 		var err error
-		if f.budget, err = budget.New(redistest.RunEmbeddedInMemory(t).Client(), "vendor", l); err != nil {
+		if f.budget, err = budget.New(redistest.RunEmbeddedInMemory(t).Client(), "vendor", l, budget.Options{Namespace: "test"}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = f.budget.Close() })

@@ -15,6 +15,9 @@ const (
 	processSeen = 7 * time.Second
 	// knock is how often a Redis that is away is tried.
 	knock = 250 * time.Millisecond
+	// soonKnown is how long what tells that Redis is away waits to be told why: a dial
+	// that is refused takes less.
+	soonKnown = 20 * time.Millisecond
 	// defaultHold is for how long a slot is renewed where the call doesn't say.
 	defaultHold = 5 * time.Minute
 )
@@ -88,7 +91,7 @@ func (b *Budget) tellHolds(ctx context.Context, now time.Time) (report, error) {
 	case <-ctx.Done():
 		return report{}, context.Cause(ctx)
 	case <-b.ctx.Done():
-		return report{}, ErrClosed
+		return report{}, b.errClosed
 	}
 	args := []any{b.rate(), b.process, processSeen.Microseconds(), b.opts.SlotTTL.Microseconds()}
 	var slots []string
@@ -162,6 +165,9 @@ func (b *Budget) wentAway(why error) {
 	b.mu.Unlock()
 	b.beatSoon()
 	if first {
+		ctx, cancel := context.WithTimeout(b.ctx, soonKnown)
+		b.node.Known(ctx)
+		cancel()
 		b.observe(cache.Event{Kind: cache.BudgetAway, Err: why})
 	}
 }

@@ -16,9 +16,12 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/nils"
+	"github.com/stampedeguard/stampede/internal/outage"
 )
 
-// ErrClosed is what Spend, Learn and Peek return after Close.
+// ErrClosed is wrapped by what Spend, Learn and Peek return after Close, which names
+// the budget.
 var ErrClosed = errors.New("budget: closed")
 
 // ExhaustedError is what Spend returns when there is nothing left: guard's, which
@@ -31,9 +34,12 @@ type ExhaustedError = guard.ExhaustedError
 // before the Redis client and after the guards.
 type Budget struct {
 	rdb   redis.UniversalClient
+	node  *outage.Node
 	name  string
 	limit Limit
 	opts  Options
+
+	errClosed error // ErrClosed, with the name
 
 	process string // 16 hexadecimal digits
 	names   names
@@ -70,36 +76,28 @@ type names struct{ state, inflight, doubted, processes, alive string }
 
 // New returns the budget of the given name (letters, digits and "._-") on the
 // given client: standalone, behind Sentinel, or a cluster; a [redis.Ring] is refused,
-// and so is a cluster client that reads from replicas. At most one Options.
-// All that is wrong is returned, joined. A Redis that can't be reached is no
-// error; one that refuses is.
+// and so is a cluster client that reads from replicas. Budgets of the same
+// namespace and name, in any process, share one allowance.
+//
+// Errors: all that is wrong with the client, the name, the limit and the options,
+// joined. A Redis that can't be reached is no error; one that refuses is.
 //
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // EVAL EVALSHA TIME GET SET ZADD ZREM ZCARD ZRANGE ZSCORE ZREMRANGEBYSCORE
 // PEXPIRE PING, and PUBSUB and SUBSCRIBE for Limit.MaxInFlight to notice deaths
 // at once.
-func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options) (*Budget, error) {
-	var opts Options
-	var errs []error
-	if err := checkClient(rdb); err != nil {
-		errs = append(errs, err)
-	}
-	if len(options) > 1 {
-		errs = append(errs, errors.New("budget: New: more than one Options"))
-	} else if len(options) == 1 {
-		opts = options[0]
-	}
+func New(rdb redis.UniversalClient, name string, limit Limit, opts Options) (*Budget, error) {
 	opts, limit = opts.withDefaults(), limit.withDefaults()
-	errs = append(errs, checkName("New: the name", name, "._-"), limit.validate(), opts.validate())
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(checkClient(rdb), checkName("New: the name", name, "._-"), limit.validate(), opts.validate()); err != nil {
 		return nil, err
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails (crypto/rand since Go 1.24)
-	prefix := opts.Namespace + ":{" + name + "}:"
+	prefix := opts.Namespace + ":budget:{" + name + "}:"
 	b := &Budget{
-		rdb: rdb, name: name, limit: limit, opts: opts,
-		process: hex.EncodeToString(id[:]),
+		rdb: rdb, node: outage.NewNode(rdb), name: name, limit: limit, opts: opts,
+		errClosed: fmt.Errorf("%w: budget %q", ErrClosed, name),
+		process:   hex.EncodeToString(id[:]),
 		names: names{
 			state: prefix + "state", inflight: prefix + "inflight", doubted: prefix + "doubted",
 			processes: prefix + "processes", alive: prefix + "alive:",
@@ -132,9 +130,13 @@ func New(rdb redis.UniversalClient, name string, limit Limit, options ...Options
 // checkClient refuses clients that don't keep to the one server that has the budget. A
 // client-side cache does no harm: all that is asked is scripts.
 func checkClient(rdb redis.UniversalClient) error {
+	switch {
+	case rdb == nil:
+		return errors.New("budget: New: nil client (make one with redis.NewClient)")
+	case nils.Is(rdb):
+		return fmt.Errorf("budget: New: the client is a nil %T", rdb)
+	}
 	switch c := rdb.(type) {
-	case nil:
-		return errors.New("budget: New: the client is nil")
 	case interface{ Options() *redis.RingOptions }:
 		return errors.New("budget: New: a redis.Ring is not supported, each process would begin a budget anew on another shard when it misses one; use redis.NewClient or redis.NewClusterClient")
 	case interface{ Options() *redis.ClusterOptions }:
@@ -195,7 +197,7 @@ func (b *Budget) Close() error {
 	select {
 	case err = <-left:
 	case <-ctx.Done():
-		err = errTimeout
+		err = b.explain(errTimeout)
 	}
 	b.mu.Lock()
 	b.closed = true

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -45,13 +46,32 @@ func TestWrongLimitsAndOptionsAreAllSaid(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for _, what := range []string{
-		"client is nil", "a:b", "Rate", "Per", "Burst", "MaxInFlight", "Reserve",
+		"nil client", "a:b", "Rate", "Per", "Burst", "MaxInFlight", "Reserve",
 		"Namespace", "RedisTimeout", "SlotTTL", "MaxPause", "Processes",
 	} {
 		if err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("nothing is said of %q in: %v", what, err)
 		}
 	}
+}
+
+func TestNilClientAndContextAreNamed(t *testing.T) {
+	var none *redis.Client
+	if _, err := budget.New(none, "vendor", perSecond(1, 1), patient); err == nil || !strings.Contains(err.Error(), "nil *redis.Client") {
+		t.Errorf("a nil client: %v", err)
+	}
+	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		var ctx context.Context
+		b := all[0]
+		_, spend := b.Spend(ctx, guard.Spending{Cost: 1})
+		_, peek := b.Peek(ctx)
+		_, learn := b.Learn(ctx, http.StatusTooManyRequests, http.Header{})
+		for name, err := range map[string]error{"Spend": spend, "Peek": peek, "Learn": learn, "Pause": b.Pause(ctx, 1), "Resume": b.Resume(ctx)} {
+			if err == nil || !strings.Contains(err.Error(), "nil context") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
 }
 
 func TestClientsThatDoNotKeepToOneServerAreRefused(t *testing.T) {
@@ -67,7 +87,7 @@ func TestClientsThatDoNotKeepToOneServerAreRefused(t *testing.T) {
 		"ring":             ring(),
 		"wrapped ring":     struct{ *redis.Ring }{ring()},
 	} {
-		if b, err := budget.New(client, "vendor", perSecond(1, 1)); err == nil {
+		if b, err := budget.New(client, "vendor", perSecond(1, 1), patient); err == nil {
 			t.Errorf("%s: accepted", name)
 			_ = b.Close()
 		}
@@ -722,7 +742,7 @@ func TestRefusalIsNotAskedForAgainByEachCaller(t *testing.T) {
 func TestForeignStateIsNoState(t *testing.T) {
 	for _, foreign := range []string{"", "garbage", "nan nan nan nan nan nan", "-1 1 1 1 1 1", "1e400 99999999999999999999 9e99 1 9e99 1", "1 2 3"} {
 		inBubble(t, 1, perSecond(1, 2), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
-			if err := s.Set("budget:{vendor}:state", foreign); err != nil {
+			if err := s.Set("test:budget:{vendor}:state", foreign); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
@@ -749,7 +769,7 @@ func TestClosedBudgetGrantsNothing(t *testing.T) {
 		if err := <-waits; !errors.Is(err, budget.ErrClosed) {
 			t.Errorf("the one who waited got %v", err)
 		}
-		if _, err := b.Spend(context.Background(), guard.Spending{}); !errors.Is(err, budget.ErrClosed) {
+		if _, err := b.Spend(context.Background(), guard.Spending{}); !errors.Is(err, budget.ErrClosed) || !strings.Contains(err.Error(), `"vendor"`) {
 			t.Errorf("Spend: %v", err)
 		}
 		if _, err := b.Peek(context.Background()); !errors.Is(err, budget.ErrClosed) {
@@ -772,7 +792,7 @@ func TestClockThatGoesBackStopsNobody(t *testing.T) {
 			if heard != "" {
 				state += fmt.Sprintf(heard, later.Add(10*time.Minute).UnixMicro())
 			}
-			if err := s.Set("budget:{vendor}:state", state); err != nil {
+			if err := s.Set("test:budget:{vendor}:state", state); err != nil {
 				t.Fatal(err)
 			}
 			b := all[0]
@@ -914,7 +934,7 @@ func TestCallsUnderWayAreToldAgainWhenRedisForgot(t *testing.T) {
 			}
 			held = append(held, e)
 		}
-		s.Del("budget:{vendor}:inflight")
+		s.Del("test:budget:{vendor}:inflight")
 		time.Sleep(3 * time.Second) // a beat
 		if spend(all[1], guard.Critical) {
 			t.Error("a fourth call was let in")
@@ -960,7 +980,7 @@ func TestSlotsOfTheDeadEndThoughTheClockWentBack(t *testing.T) {
 	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 		later := float64(time.Now().Add(time.Hour).UnixMicro())
 		for _, gone := range []string{"0123456789abcdef.1-", "0123456789abcdef.2-"} {
-			if _, err := s.ZAdd("budget:{vendor}:inflight", later, gone); err != nil {
+			if _, err := s.ZAdd("test:budget:{vendor}:inflight", later, gone); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -970,6 +990,197 @@ func TestSlotsOfTheDeadEndThoughTheClockWentBack(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		if !spend(all[0], guard.Normal) {
 			t.Error("refused after the slots' time")
+		}
+	})
+}
+
+func TestNamespaceIsRequired(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	_, err := budget.New(client, "vendor", perSecond(1, 1), budget.Options{})
+	if err == nil || !strings.Contains(err.Error(), "Options.Namespace is empty: name the application") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestApplicationsDoNotShareAnAllowance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := redistest.RunEmbeddedInMemory(t)
+		of := func(namespace string) *budget.Budget {
+			l := budget.Limit{Rate: 1, Per: time.Hour, Burst: 1, Reserve: -1}
+			return open(t, s.Client(), l, budget.Options{Namespace: namespace})
+		}
+		shop, again, other := of("shop"), of("shop"), of("office")
+		if !spend(shop, guard.Normal) || spend(again, guard.Normal) {
+			t.Error("two processes of one application don't share their allowance")
+		}
+		if !spend(other, guard.Normal) {
+			t.Error("another application has no allowance of its own")
+		}
+	})
+}
+
+// spends makes n calls at once that wait for up to most, and returns their errors: nil
+// for those that were granted.
+func spends(t *testing.T, b *budget.Budget, n int, most time.Duration) <-chan *budget.ExhaustedError {
+	all := make(chan *budget.ExhaustedError, n)
+	for range n {
+		go func() {
+			_, err := b.Spend(t.Context(), guard.Spending{Cost: 1, MaxWait: most})
+			var exhausted *budget.ExhaustedError
+			if err != nil && !errors.As(err, &exhausted) {
+				t.Errorf("got %v", err)
+			}
+			all <- exhausted
+		}()
+	}
+	return all
+}
+
+// Redis there, and away: then it is this process's share.
+func inBothTimes(t *testing.T, l budget.Limit, test func(t *testing.T, b *budget.Budget)) {
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprint("away ", away), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := redistest.RunEmbeddedInMemory(t)
+				b, err := budget.New(s.Client(), "vendor", l, budget.Options{Namespace: "test"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer b.Close()
+				if away {
+					time.Sleep(3 * time.Second) // it knows that it is alone
+					if err := s.Stop(); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(time.Minute)
+				}
+				test(t, b)
+			})
+		})
+	}
+}
+
+func TestExhaustedBudgetSaysWhatHappened(t *testing.T) {
+	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
+		spend(b, guard.Normal)
+		began, all := time.Now(), spends(t, b, 4, 2*time.Second)
+		waited := 0
+		for range 4 {
+			e := <-all
+			if e == nil {
+				continue
+			}
+			took, text := time.Since(began), e.Error()
+			if e.Waited != took || !strings.Contains(text, "it allows 1 in 1s, with a burst of 1") {
+				t.Errorf("after %v: waited %v: %v", took, e.Waited, text)
+			}
+			if said := fmt.Sprintf("the call waited %v for it", took.Round(time.Millisecond)); took > 0 {
+				waited++
+				if !strings.Contains(text, said) {
+					t.Errorf("after %v: %v", took, text)
+				}
+			}
+		}
+		if waited != 3 {
+			t.Errorf("%d waited in vain, want 3", waited)
+		}
+		if _, err := b.Spend(t.Context(), guard.Spending{Cost: 1}); err == nil || strings.Contains(err.Error(), "waited") {
+			t.Errorf("a call that doesn't wait: %v", err)
+		}
+	})
+}
+
+func TestExhaustedBudgetSaysWhatElseItAllows(t *testing.T) {
+	l := perSecond(100, 100)
+	l.MaxInFlight = 2
+	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		spend(b, guard.Normal)
+		spend(b, guard.Normal)
+		for _, err := range []*budget.ExhaustedError{<-spends(t, b, 1, 0), <-spends(t, b, 1, time.Second)} {
+			if err == nil || !strings.Contains(err.Error(), "it allows 2 calls under way at once; retry after 25ms") {
+				t.Errorf("with two under way: %v", err)
+			}
+		}
+		line := spends(t, b, 3, time.Second) // two of them never get their turn to ask
+		for range 3 {
+			if err := <-line; err == nil || !strings.Contains(err.Error(), "it allows 2 calls under way at once; retry after") {
+				t.Errorf("with two under way, in line: %v", err)
+			}
+		}
+	})
+	inBubble(t, 1, perSecond(100, 100), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		b := all[0]
+		if err := b.Pause(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		_, err := b.Spend(t.Context(), guard.Spending{Cost: 1, MaxWait: time.Second})
+		if err == nil || !strings.Contains(err.Error(), "it allows nothing while the upstream wants a pause; retry after 1m0s") {
+			t.Errorf("in a pause: %v", err)
+		}
+	})
+}
+
+// At the time that the last one is told there is something, and there wasn't before.
+func TestRetryAfterIsWhenThereIsSomething(t *testing.T) {
+	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
+		for _, most := range []time.Duration{0, 500 * time.Millisecond, 1500 * time.Millisecond, 3200 * time.Millisecond} {
+			time.Sleep(time.Minute)
+			all := spends(t, b, 6, most)
+			var last *budget.ExhaustedError
+			var end time.Time
+			for range 6 {
+				if e := <-all; e != nil {
+					last, end = e, time.Now().Add(e.RetryAfter)
+				}
+			}
+			if last == nil {
+				t.Fatalf("waiting for %v: none was refused", most)
+			}
+			time.Sleep(time.Until(end) - 25*time.Millisecond)
+			if spend(b, guard.Normal) {
+				t.Errorf("waiting for %v: there is something before %v", most, last.RetryAfter)
+			}
+			time.Sleep(time.Until(end) + time.Millisecond)
+			if !spend(b, guard.Normal) {
+				t.Errorf("waiting for %v: there is nothing after %v", most, last.RetryAfter)
+			}
+		}
+	})
+}
+
+// Those that wait are served before a call that comes again.
+func TestRetryAfterHeedsThoseWhoWait(t *testing.T) {
+	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
+		for _, c := range []struct {
+			most, want time.Duration
+			granted    int
+		}{
+			{10 * time.Second, 3500 * time.Millisecond, 3},
+			{2700 * time.Millisecond, 2500 * time.Millisecond, 2},
+		} {
+			time.Sleep(time.Minute)
+			spend(b, guard.Normal)
+			all := spends(t, b, 3, c.most)
+			time.Sleep(500 * time.Millisecond)
+			e := <-spends(t, b, 1, 0)
+			if e == nil || e.RetryAfter < c.want || e.RetryAfter > c.want+25*time.Millisecond {
+				t.Fatalf("while three wait for %v: got %v, want about %v", c.most, e, c.want)
+			}
+			time.Sleep(e.RetryAfter + 10*time.Millisecond)
+			if !spend(b, guard.Normal) {
+				t.Errorf("while three wait for %v: there is nothing then", c.most)
+			}
+			granted := 0
+			for range 3 {
+				if e := <-all; e == nil {
+					granted++
+				}
+			}
+			if granted != c.granted {
+				t.Errorf("of three that wait for %v, %d were granted", c.most, granted)
+			}
 		}
 	})
 }

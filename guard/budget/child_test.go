@@ -73,7 +73,7 @@ func (j *job) run() error {
 	}
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
-	b, err := budget.New(rdb, "vendor", j.Limit, budget.Options{RedisTimeout: patient.RedisTimeout, SlotTTL: 2 * time.Second})
+	b, err := budget.New(rdb, "vendor", j.Limit, budget.Options{Namespace: "test", RedisTimeout: patient.RedisTimeout, SlotTTL: 2 * time.Second})
 	if err != nil {
 		return err
 	}

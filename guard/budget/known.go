@@ -19,11 +19,14 @@ type State struct {
 // Redis is away it tells of this process's share. Errors: the cause of ctx's
 // end; [ErrClosed].
 func (b *Budget) Peek(ctx context.Context) (State, error) {
+	if ctx == nil {
+		return State{}, errNilContext
+	}
 	if err := b.beatNow(ctx); err != nil && ctx.Err() != nil {
 		return State{}, context.Cause(ctx)
 	}
 	if b.ctx.Err() != nil {
-		return State{}, ErrClosed
+		return State{}, b.errClosed
 	}
 	s := State{BudgetState: b.Known(), Away: b.isAway()}
 	b.mu.Lock()

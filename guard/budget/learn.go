@@ -23,6 +23,9 @@ func (b *Budget) Learn(ctx context.Context, status int, header http.Header) (Adv
 // Heed does what an upstream advises, in the whole fleet, for Options.MaxPause at
 // the most. Errors as of Learn.
 func (b *Budget) Heed(ctx context.Context, a Advice) error {
+	if ctx == nil {
+		return errNilContext
+	}
 	a.Pause = min(a.Pause, b.opts.MaxPause)
 	a.Reset = min(a.Reset, b.opts.MaxPause)
 	if a.Pause <= 0 && a.Remaining < 0 {
@@ -45,6 +48,9 @@ func (b *Budget) Pause(ctx context.Context, d time.Duration) error {
 // Other processes may go on believing a refusal for a quarter of a second. Errors
 // as of Learn.
 func (b *Budget) Resume(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
 	defer b.forget()
 	b.mu.Lock()
 	b.unsaid = time.Time{}

@@ -30,6 +30,11 @@ type Limit struct {
 	Reserve float64
 }
 
+// words say what is allowed: "60 in 1m0s, with a burst of 10".
+func (l Limit) words() string {
+	return fmt.Sprintf("%d in %v, with a burst of %d", l.Rate, l.Per, l.Burst)
+}
+
 func (l Limit) withDefaults() Limit {
 	if l.Burst == 0 {
 		l.Burst = 1

@@ -32,11 +32,18 @@ var bounds = os.Getenv("STAMPEDE_BOUNDS") == "1"
 
 // patient is for real servers on a loaded machine: what a budget does when Redis
 // is too slow for it is tested by itself.
-var patient = budget.Options{RedisTimeout: 5 * time.Second}
+var patient = budget.Options{Namespace: "test", RedisTimeout: 5 * time.Second}
 
 func open(t testing.TB, rdb redis.UniversalClient, l budget.Limit, o ...budget.Options) *budget.Budget {
 	t.Helper()
-	b, err := budget.New(rdb, "vendor", l, o...)
+	opts := budget.Options{}
+	if len(o) > 0 {
+		opts = o[0]
+	}
+	if opts.Namespace == "" {
+		opts.Namespace = "test"
+	}
+	b, err := budget.New(rdb, "vendor", l, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,13 +55,26 @@ func (b *Budget) forget() {
 	b.memory = [3]refusal{}
 }
 
-// nextSlot is when there may be something for those who were not asked for: as
-// far as is known.
-func (b *Budget) nextSlot(s guard.Spending) time.Duration {
+// nextSlot is the verdict on a call that was still in line when its time was over: by
+// the last report from Redis, or by this process's share.
+func (b *Budget) nextSlot(s guard.Spending) verdict {
 	if v, ok := b.recall(s); ok {
-		return v.wait
+		return v
 	}
-	return micros(int64(min(float64(max(s.Cost, 1))/b.limit.rate(), 1e15))) // as lua/state.lua bounds it
+	now := time.Now()
+	if b.isAway() {
+		return verdict{wait: b.local.wait(now, s)}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	paused := b.pausedLocked(now)
+	most := b.limit.capacity(s.Priority)
+	over := b.levelLocked(now.Add(paused)) + min(float64(s.Cost), most) - most
+	wait := paused + micros(int64(min(max(over, 0)/b.limit.rate(), 1e15))) // as lua/state.lua bounds it
+	if wait <= 0 {                                                         // it isn't for want of units
+		return verdict{wait: slotPoll, full: b.limit.MaxInFlight > 0}
+	}
+	return verdict{wait: wait}
 }
 
 // Exhausted reports whether a call of that priority was refused here so lately

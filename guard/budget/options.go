@@ -9,11 +9,14 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 )
 
-// Options configure [New]. The zero value of each field means its default.
+// Options configure [New]. The zero value of each field but Namespace means its
+// default.
 type Options struct {
 	// Namespace starts the name of every key and channel, so that applications can
-	// share a Redis: letters, digits and "._:-", at most 128 bytes. Default
-	// "budget".
+	// share a Redis: letters, digits and "._:-", at most 128 bytes. It may be that of
+	// the application's store ([cache.Options]). Two applications that use one
+	// namespace, and one name for their budgets, spend one allowance: give them one
+	// namespace only if they call the same upstream with the same account. Required.
 	Namespace string
 
 	// RedisTimeout bounds every call to Redis, after which the process lives on its
@@ -38,7 +41,6 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	def(&o.Namespace, "budget")
 	def(&o.RedisTimeout, 250*time.Millisecond)
 	def(&o.SlotTTL, 5*time.Second)
 	def(&o.MaxPause, time.Hour)
@@ -60,7 +62,11 @@ func (o Options) validate() error {
 			errs = append(errs, fmt.Errorf("budget: Options.%s is %v, must be from %v to %v", name, d, least, most))
 		}
 	}
-	errs = append(errs, checkName("Options.Namespace", o.Namespace, "._:-"))
+	if o.Namespace == "" {
+		errs = append(errs, errors.New("budget: Options.Namespace is empty: name the application, so that it doesn't share an allowance with another one on this Redis"))
+	} else {
+		errs = append(errs, checkName("Options.Namespace", o.Namespace, "._:-"))
+	}
 	between("RedisTimeout", o.RedisTimeout, time.Millisecond, time.Minute)
 	between("SlotTTL", o.SlotTTL, 100*time.Millisecond, time.Hour)
 	between("MaxPause", o.MaxPause, time.Millisecond, 24*time.Hour)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/outage"
 )
 
 // Each script is described at its head: keys, arguments, replies. All start
@@ -99,7 +101,25 @@ func micros(n int64) time.Duration {
 	return time.Duration(max(0, min(n, (1000*24*time.Hour).Microseconds()))) * time.Microsecond
 }
 
-var errTimeout = errors.New("budget: no answer, or no connection, in time (Options.RedisTimeout; what fails the Redis client may have logged)")
+var errNilContext = errors.New("budget: nil context (use context.Background())")
+
+var errTimeout = errors.New("budget: no answer, or no connection, in time (Options.RedisTimeout)")
+
+// explain notes what a call came to, and names the Redis in its error: with the cause
+// if the error doesn't say it.
+func (b *Budget) explain(err error) error {
+	switch {
+	case err == nil:
+		b.node.Answered()
+		return nil
+	case errors.Is(err, errTimeout), outage.SaysNothing(err):
+		b.node.Silent(b.ctx, b.spawn, b.opts.RedisTimeout)
+		return b.node.Explain(err)
+	case !refused(err):
+		b.node.Failed(err)
+	}
+	return b.node.Name(err)
+}
 
 // call runs a script, for at most RedisTimeout and until ctx ends. If its answer
 // comes later it is given to late, if there is one. The client's own timeouts end
@@ -124,16 +144,16 @@ func (b *Budget) call(ctx context.Context, sc *script, keys []string, args []any
 		done <- a
 	}) {
 		cancel()
-		return report{}, ErrClosed
+		return report{}, b.errClosed
 	}
 	timer := time.NewTimer(b.opts.RedisTimeout)
 	defer timer.Stop()
 	var err error
 	select {
 	case a := <-done:
-		return a.report, a.err
+		return a.report, b.explain(a.err)
 	case <-timer.C:
-		err = errTimeout
+		err = b.explain(errTimeout)
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}

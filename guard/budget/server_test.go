@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/internal/redistest"
@@ -76,7 +77,7 @@ func TestUserWithoutPermissionIsToldSo(t *testing.T) {
 	}
 	// And the commands that New names are enough.
 	cmds := strings.Fields("+eval +evalsha +time +get +set +zadd +zrem +zcard +zrange +zscore +zremrangebyscore +pexpire +ping +pubsub +subscribe +unsubscribe")
-	args := []any{"ACL", "SETUSER", "able", "on", ">pw", "~budget:*", "&budget:*", "+hello"}
+	args := []any{"ACL", "SETUSER", "able", "on", ">pw", "~test:*", "&test:*", "+hello"}
 	for _, c := range cmds {
 		args = append(args, c)
 	}
@@ -248,7 +249,7 @@ func TestProcessThatNeverReachedRedisAssumesOthers(t *testing.T) {
 	proxy.Cut()
 	rdb := redis.NewClient(proxy.Options())
 	t.Cleanup(func() { _ = rdb.Close() })
-	b, err := budget.New(rdb, "vendor", budget.Limit{Rate: 10, Per: time.Second}, budget.Options{Processes: 5})
+	b, err := budget.New(rdb, "vendor", budget.Limit{Rate: 10, Per: time.Second}, budget.Options{Namespace: "test", Processes: 5})
 	if err != nil {
 		t.Fatal("a Redis that is away is an error: ", err)
 	}
@@ -403,7 +404,7 @@ func TestRefundWhileRedisIsAwayIsMadeLater(t *testing.T) {
 	// What Redis has forgotten needs no refund: it isn't set off against a debt either.
 	proxy.Cut()
 	waitFor(t, "it to know that Redis is away", func() bool { st, _ := a.Peek(t.Context()); return st.Away })
-	if err := s.Client().Del(t.Context(), "budget:{vendor}:state").Err(); err != nil {
+	if err := s.Client().Del(t.Context(), "test:budget:{vendor}:state").Err(); err != nil {
 		t.Fatal(err)
 	}
 	held[2].Settle(0)
@@ -416,4 +417,26 @@ func TestRefundWhileRedisIsAwayIsMadeLater(t *testing.T) {
 		st, err := b.Peek(t.Context())
 		return err == nil && st.Spent == 5 && st.Remaining == 95
 	})
+}
+
+// observing keeps the events of a budget.
+type observing chan cache.Event
+
+func (o observing) Observe(e cache.Event) { o <- e }
+
+func TestBudgetSaysWhichRedisIsAwayAndWhy(t *testing.T) {
+	const nobody = "127.0.0.1:1" // listens there
+	rdb := redis.NewClient(&redis.Options{Addr: nobody})
+	defer rdb.Close()
+	events := make(observing, 100)
+	b, err := budget.New(rdb, "vendor", perSecond(1, 1), budget.Options{Namespace: "test", RedisTimeout: 100 * time.Millisecond, Observer: events})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := <-events; e.Kind != cache.BudgetAway || !strings.Contains(e.Err.Error(), "Redis at "+nobody+": dial tcp "+nobody+": connect: connection refused") {
+		t.Errorf("the event is %s: %v", e.Kind, e.Err)
+	}
+	if err := b.Close(); err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("Close: %v", err)
+	}
 }

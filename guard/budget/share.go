@@ -80,6 +80,13 @@ func (s *share) unlearn() {
 	s.paused, s.reset = time.Time{}, time.Time{}
 }
 
+// rate is that of the share, in units for each microsecond.
+func (s *share) rate() float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.part(s.limit.rate())
+}
+
 // part is this process's of the whole.
 func (s *share) part(whole float64) float64 { return whole / float64(s.among) }
 
@@ -87,7 +94,32 @@ func (s *share) part(whole float64) float64 { return whole / float64(s.among) }
 func (s *share) take(now time.Time, c guard.Spending, early time.Duration, held int) (wait time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	from := now
+	from, wait := s.nextLocked(now, c)
+	if wait > early {
+		return wait, false
+	}
+	if most := s.limit.MaxInFlight; most > 0 && s.calls+held >= max(1, most/s.among) {
+		return slotPoll, false
+	}
+	s.level = s.leaked(from) + float64(c.Cost)
+	s.at = from
+	s.left -= float64(c.Cost)
+	s.calls++
+	s.spent += int64(c.Cost)
+	return wait, true
+}
+
+// wait is for how long take would have a call wait.
+func (s *share) wait(now time.Time, c guard.Spending) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, wait := s.nextLocked(now, c)
+	return wait
+}
+
+// nextLocked is for how long a call has to wait, and from when on its cost leaks.
+func (s *share) nextLocked(now time.Time, c guard.Spending) (from time.Time, wait time.Duration) {
+	from = now
 	if s.paused.After(from) {
 		from = s.paused
 	}
@@ -108,17 +140,7 @@ func (s *share) take(now time.Time, c guard.Spending, early time.Duration, held 
 	if over > 1e-9 {
 		wait += time.Duration(math.Min(math.Ceil(over/rate), 1e15)) * time.Microsecond
 	}
-	if wait > early {
-		return wait, false
-	}
-	if most := s.limit.MaxInFlight; most > 0 && s.calls+held >= max(1, most/s.among) {
-		return slotPoll, false
-	}
-	s.at, s.level = from, level+float64(c.Cost)
-	s.left -= float64(c.Cost)
-	s.calls++
-	s.spent += int64(c.Cost)
-	return wait, true
+	return from, wait
 }
 
 // settle is lua/settle.lua.

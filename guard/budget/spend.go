@@ -3,6 +3,7 @@ package budget
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,7 @@ const (
 type gate struct {
 	turn    chan struct{}
 	waiting atomic.Int32
+	until   time.Time // the latest deadline of those who wait or have waited; guarded by Budget.mu
 }
 
 // A verdict is the answer to one question for a call.
@@ -52,60 +54,80 @@ func (b *Budget) Spend(ctx context.Context, s guard.Spending) (guard.Expense, er
 	if s.Priority > guard.Critical {
 		return nil, fmt.Errorf("budget: Spend: there is no %v", s.Priority)
 	}
-	e, err := b.spend(ctx, s, time.Now().Add(s.MaxWait))
+	e, err := b.spend(ctx, demand{s, time.Now()})
 	if err != nil {
 		return nil, err
 	}
 	return e, nil
 }
 
-func (b *Budget) spend(ctx context.Context, s guard.Spending, deadline time.Time) (*expense, error) {
+// A demand is a call's spending, and since when it wants that.
+type demand struct {
+	guard.Spending
+	began time.Time
+}
+
+func (d *demand) deadline() time.Time { return d.began.Add(d.MaxWait) }
+
+// tooLate reports whether something that comes after a wait comes too late.
+func (d *demand) tooLate(wait time.Duration) bool { return !time.Now().Add(wait).Before(d.deadline()) }
+
+func (b *Budget) spend(ctx context.Context, d demand) (*expense, error) {
+	if ctx == nil {
+		return nil, errNilContext
+	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	g := &b.gates[s.Priority]
-	if s.MaxWait <= 0 || g.waiting.Load() == 0 {
-		v, err := b.ask(ctx, s, deadline)
+	g := &b.gates[d.Priority]
+	if d.MaxWait <= 0 || g.waiting.Load() == 0 {
+		v, err := b.ask(ctx, d)
 		switch {
 		case err != nil:
 			return nil, err
 		case v.granted:
 			return v.expense, b.sleep(ctx, v)
-		case !time.Now().Add(v.wait).Before(deadline):
-			return nil, b.exhausted(v.wait)
+		case d.tooLate(v.wait):
+			return nil, b.exhausted(d, v, int(g.waiting.Load()))
 		}
 	}
-	return b.queue(ctx, s, deadline, g)
+	return b.queue(ctx, d, g)
 }
 
 // queue waits for a turn, and then for a slot.
-func (b *Budget) queue(ctx context.Context, s guard.Spending, deadline time.Time, g *gate) (*expense, error) {
+func (b *Budget) queue(ctx context.Context, d demand, g *gate) (*expense, error) {
 	g.waiting.Add(1)
 	defer g.waiting.Add(-1)
-	timeout := time.NewTimer(time.Until(deadline))
+	b.mu.Lock()
+	if d.deadline().After(g.until) {
+		g.until = d.deadline()
+	}
+	b.mu.Unlock()
+	others := func() int { return int(g.waiting.Load()) - 1 }
+	timeout := time.NewTimer(time.Until(d.deadline()))
 	defer timeout.Stop()
 	select {
 	case g.turn <- struct{}{}:
 	case <-timeout.C:
-		return nil, b.exhausted(b.nextSlot(s))
+		return nil, b.exhausted(d, b.nextSlot(d.Spending), others())
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-b.ctx.Done():
-		return nil, ErrClosed
+		return nil, b.errClosed
 	}
 	var v verdict
 	for {
 		var err error
-		if v, err = b.ask(ctx, s, deadline); err != nil {
+		if v, err = b.ask(ctx, d); err != nil {
 			<-g.turn
 			return nil, err
 		}
 		if v.granted {
 			break
 		}
-		if !time.Now().Add(v.wait).Before(deadline) {
+		if d.tooLate(v.wait) {
 			<-g.turn
-			return nil, b.exhausted(v.wait)
+			return nil, b.exhausted(d, v, others())
 		}
 		// To ask shortly before the slot: what is granted then is ahead of its time.
 		nap := max(shortNap, v.wait-ahead/2) - time.Duration(rand.Int64N(int64(shortNap/2)))
@@ -146,21 +168,58 @@ func (b *Budget) pause(ctx context.Context, d time.Duration, early <-chan struct
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-b.ctx.Done():
-		return ErrClosed
+		return b.errClosed
 	}
 }
 
-func (b *Budget) exhausted(retry time.Duration) error {
-	return &ExhaustedError{Budget: b.name, RetryAfter: max(retry, time.Millisecond)}
+// exhausted is the error for a call that v was the last answer for, while so many
+// others wait in this process.
+func (b *Budget) exhausted(d demand, v verdict, others int) error {
+	e := &ExhaustedError{Budget: b.name, RetryAfter: v.wait, Allows: b.limit.words()}
+	switch {
+	case v.full: // a call may end at any time, so the time is only a poll
+		e.Allows = fmt.Sprintf("%d calls under way at once", b.limit.MaxInFlight)
+	case b.Known().Paused > 0:
+		e.Allows = "nothing while the upstream wants a pause"
+		fallthrough
+	default:
+		e.RetryAfter += b.takenBy(others, d, v.wait)
+	}
+	const ms = time.Millisecond
+	e.RetryAfter = max((e.RetryAfter + ms - 1).Truncate(ms), ms)
+	if waited := time.Since(d.began); waited >= ms {
+		e.Waited = waited
+	}
+	return e
+}
+
+// takenBy is how long the other waiters of this process are served before a call that
+// is made again after wait: one after the other, until the last of their deadlines.
+// Their cost isn't known; it counts as that of the call.
+func (b *Budget) takenBy(others int, d demand, wait time.Duration) time.Duration {
+	rate := b.limit.rate()
+	if b.isAway() {
+		rate = b.local.rate()
+	}
+	each := float64(max(d.Cost, 1)) / rate
+	b.mu.Lock()
+	left := float64((time.Until(b.gates[d.Priority].until) - wait).Microseconds())
+	b.mu.Unlock()
+	if left <= 0 {
+		return 0
+	}
+	served := min(float64(others), math.Floor(left/each)+1)
+	return micros(int64(min(served*each, 1e15))) // as lua/state.lua bounds it
 }
 
 // ask asks once: this process's memory, then Redis, or the process's share while
 // Redis is away.
-func (b *Budget) ask(ctx context.Context, s guard.Spending, deadline time.Time) (verdict, error) {
+func (b *Budget) ask(ctx context.Context, d demand) (verdict, error) {
+	s := d.Spending
 	if v, ok := b.recall(s); ok {
 		return v, nil
 	}
-	early := max(0, min(ahead, time.Until(deadline)))
+	early := max(0, min(ahead, time.Until(d.deadline())))
 	if !b.isAway() {
 		v, err := b.askRedis(ctx, s, early)
 		if err == nil {
@@ -170,12 +229,12 @@ func (b *Budget) ask(ctx context.Context, s guard.Spending, deadline time.Time) 
 			return verdict{}, context.Cause(ctx)
 		}
 		if b.ctx.Err() != nil {
-			return verdict{}, ErrClosed
+			return verdict{}, b.errClosed
 		}
 		b.wentAway(err)
 	}
 	if b.ctx.Err() != nil {
-		return verdict{}, ErrClosed
+		return verdict{}, b.errClosed
 	}
 	wait, ok := b.local.take(time.Now(), s, early, b.holding())
 	v := verdict{granted: ok, wait: wait, full: !ok && wait == slotPoll}

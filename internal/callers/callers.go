@@ -40,3 +40,13 @@ func Of(ctx context.Context) Callers {
 	c, _ := ctx.Value(contextKey{}).(Callers)
 	return c
 }
+
+// FetchKey is the key under which a context has the fetch that it belongs to. The value
+// is package guard's own.
+type FetchKey struct{}
+
+// Apart returns a context for work that a fetch starts and does not wait for. Calls of a
+// guard that are made with it don't count as the fetch's.
+func Apart(ctx context.Context) context.Context {
+	return context.WithValue(ctx, FetchKey{}, nil)
+}

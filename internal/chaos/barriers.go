@@ -75,14 +75,8 @@ func clock(s Stamp) string { return time.Unix(0, int64(s)).UTC().Format("15:04:0
 const aroundFailover = 5 * time.Second
 
 // firmAt is when a change is certain to count: at once, unless a failover may
-// have lost it, or it is a DeleteTag whose record Redis may have evicted while a
-// fetch ran that it was to stop.
+// have lost it.
 func (c *checker) firmAt(ch *Change) (firm Stamp) {
-	for _, f := range c.History.Faults {
-		if ch.Op == opDeleteTag && f.Name == evicting && ch.End >= f.Start.Add(-c.Terms.Fetch) && ch.Start <= f.Until {
-			firm = f.Until.Add(c.Terms.HardTTL)
-		}
-	}
 	for _, at := range c.Failovers {
 		from := at.Add(-aroundFailover)
 		if f := c.faultAt(at); f != nil {
@@ -95,9 +89,6 @@ func (c *checker) firmAt(ch *Change) (firm Stamp) {
 	}
 	return firm
 }
-
-// evicting is the fault in which Redis evicts what it likes.
-const evicting = "full_lru"
 
 // barriers are the acknowledged Deletes and Sets of one key, or the DeleteTags of
 // one tag. A nil one is empty.

@@ -193,30 +193,16 @@ func tagged(h *chaos.History, tag string, deleted, asked int) {
 	h.Changes, h.Gets = append(h.Changes, c), append(h.Gets, g)
 }
 
-func TestCheckHonoursWhatAnEvictionMayLose(t *testing.T) {
+func TestCheckForgivesNothingToAnEviction(t *testing.T) {
 	t.Parallel()
-	// Redis evicts from 20000 to 22000; a fetch may take 8000, a value last 5000.
-	tests := []struct {
-		name           string
-		fault          string
-		deleted, asked int
-		wrong, lost    int
-	}{
-		{"while it evicts", "full_lru", 21000, 21100, 0, 1},
-		{"while a fetch may run until it does", "full_lru", 12000, 21100, 0, 1},
-		{"before any such fetch", "full_lru", 11900, 21100, 1, 0},
-		{"after it", "full_lru", 22001, 22100, 1, 0},
-		{"the hard TTL has passed since", "full_lru", 21000, 27001, 1, 0},
-		{"while Redis only refuses", "full_noeviction", 21000, 21100, 1, 0},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
+	for _, fault := range []string{"full_lru", "full_noeviction"} {
+		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
 			v := chaos.Check(plan(func(h *chaos.History) {
-				h.Faults = []chaos.Fault{{Name: test.fault, Start: at(20000), Repaired: at(21900), Until: at(22000)}}
-				tagged(h, "tagged-half-1", test.deleted, test.asked)
+				h.Faults = []chaos.Fault{{Name: fault, Start: at(20000), Repaired: at(21900), Until: at(22000)}}
+				tagged(h, "tagged-half-1", 21000, 21100)
 			}))
-			if v.Wrong != test.wrong || v.LostInvalidations != test.lost || v.TagsDeleted != 1 || v.ServedMany != 1 {
+			if v.Wrong != 1 || v.LostInvalidations != 0 || v.TagsDeleted != 1 || v.ServedMany != 1 {
 				t.Errorf("wrong %d, lost %d, %d tags deleted, %d served by GetMany: %q", v.Wrong, v.LostInvalidations, v.TagsDeleted, v.ServedMany, v.Findings)
 			}
 		})

@@ -109,7 +109,7 @@ func (c *child) open() error {
 	for _, k := range kinds {
 		policy := withTimes(k.policy)
 		policy.Observer = c
-		if c.guards[k.name], err = guard.New[string](noting{c.store}, k.name, policy); err != nil {
+		if c.guards[k.name], err = guard.New(noting{c.store.Unwrap()}, k.name, policy, k.opts...); err != nil {
 			return err
 		}
 	}
@@ -184,7 +184,7 @@ func (c *child) write(r *report) { c.parent.Tell(r) }
 var told = map[cache.EventKind]bool{
 	cache.LeaseTakenOver: true, cache.LeaseLost: true, cache.FillRefused: true, cache.Unguarded: true,
 	cache.KeyQuarantined: true, cache.EntryDamaged: true, cache.MessageDamaged: true,
-	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.LivenessOff: true,
+	cache.BreakerOpened: true, cache.BreakerClosed: true, cache.LivenessOff: true, cache.LivenessOn: true,
 	cache.SubscriptionUp: true, cache.SubscriptionLost: true, cache.ProcessLate: true,
 }
 

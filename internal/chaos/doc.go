@@ -73,11 +73,7 @@
 // What counts is that roles changed, whatever the fault: a busy machine has
 // failovers that nobody ordered. There is no such allowance on a standalone
 // Redis: its append-only file has what it acknowledged, even when it is killed.
-//
-// While Redis evicts what it likes (full_lru), it may evict the record of a
-// DeleteTag before a fetch ends that was under way. So one acknowledged then, or
-// up to FetchTimeout before, is no barrier until the hard TTL has passed either,
-// and is counted as if a failover had lost it.
+// Nor is there one for evictions (full_lru): what Redis evicts costs fetches.
 //
 // A process that is killed takes the last of its reports with it, which may hide
 // something but accuses nobody. A duplicate during a fault counts as explained

@@ -33,6 +33,7 @@ type kind struct {
 	weight  int // of all callers
 	burst   int // so many of them at once, at most
 	policy  guard.Policy
+	opts    []guard.Option[string]
 	fetch   time.Duration // at most; at least half of it
 	size    int           // of the value, in bytes
 	changed bool          // by Delete, Set and Expire
@@ -72,7 +73,8 @@ var kinds = []kind{
 	},
 	{
 		name: kindTagged, keys: 6, weight: 10, burst: 4, fetch: 40 * time.Millisecond, changed: true, raced: true,
-		policy: guard.Policy{TTL: 3 * time.Second, TagsOf: func(key, _ string) []string { return tagsOf(key) }},
+		policy: guard.Policy{TTL: 3 * time.Second},
+		opts:   []guard.Option[string]{guard.TagsOf(func(key, _ string) []string { return tagsOf(key) })},
 	},
 	{
 		name: "slow", keys: 3, weight: 3, burst: 4, fetch: 2 * time.Second, deaf: true,

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // getMany is one caller of GetMany. To the checks it is a caller of each key.
@@ -98,14 +98,14 @@ type grants struct {
 
 type grantsKey struct{}
 
-func (g *grants) note(name string, a cache.Answer, err error) {
+func (g *grants) note(name string, a store.Answer) {
 	if g == nil {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.tokens, name)
-	if err == nil && a.Verdict == cache.Granted {
+	if a.Verdict == store.Granted {
 		g.tokens[name] = a.Lease.Token.String()
 	}
 }
@@ -121,20 +121,17 @@ func (g *grants) take(name string) string {
 
 // A noting store tells the calls of GetMany what they are granted: the context
 // of what a guard does for a call has that call's values.
-type noting struct{ cache.Store }
+type noting struct{ store.Store }
 
-func (s noting) Acquire(ctx context.Context, key string, ask cache.Ask) (cache.Answer, error) {
-	a, err := s.Store.Acquire(ctx, key, ask)
-	g, _ := ctx.Value(grantsKey{}).(*grants)
-	g.note(key, a, err)
-	return a, err
-}
+// Unwrap makes it a cache.Store.
+func (s noting) Unwrap() store.Store { return s }
 
-func (s noting) AcquireMany(ctx context.Context, requests []cache.Request) []cache.Acquired {
-	all := s.Store.AcquireMany(ctx, requests)
+// Acquire implements [store.Store].
+func (s noting) Acquire(ctx context.Context, requests []store.Request) []store.Answer {
+	all := s.Store.Acquire(ctx, requests)
 	g, _ := ctx.Value(grantsKey{}).(*grants)
 	for i, a := range all {
-		g.note(requests[i].Key, a.Answer, a.Err)
+		g.note(requests[i].Key, a)
 	}
 	return all
 }

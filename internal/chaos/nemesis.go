@@ -33,7 +33,7 @@ var faults = []fault{
 	{name: "script_flush", what: "SCRIPT FLUSH, several times", do: (*nemesis).scriptFlush},
 	{name: "kill_pubsub", what: "CLIENT KILL TYPE pubsub, several times", do: (*nemesis).killPubSub},
 	{name: "full_noeviction", what: "fill Redis to maxmemory under noeviction", do: (*nemesis).fullNoEviction},
-	{name: evicting, what: "go on filling Redis at maxmemory under allkeys-lru", do: (*nemesis).fullLRU},
+	{name: "full_lru", what: "go on filling Redis at maxmemory under allkeys-lru", do: (*nemesis).fullLRU},
 	{name: "failover", what: "SENTINEL FAILOVER", on: []string{Sentinel}, do: (*nemesis).failover},
 	{name: "master_kill", what: "kill a master, wait for the failover, start it again", on: []string{Sentinel, Cluster}, do: (*nemesis).killMaster},
 	{name: "move_slots", what: "move slots that are in use, and back", on: []string{Cluster}, do: (*nemesis).moveSlots},

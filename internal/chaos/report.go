@@ -58,7 +58,7 @@ func (r *Result) totals(b *strings.Builder) {
 	b.WriteString("\nfor the record\n")
 	line("duplicate_fetches", r.Duplicates, "of %d: %s", r.Fetches, counts(r.Explained))
 	line("lost_leases", r.LostLeases, "%s", counts(r.LostLeasesBy))
-	line("lost_invalidations", r.LostInvalidations, "by failovers (%d changes of a server's role), or evicted records of tags; %d callers got an older value", r.RoleChanges, r.StaleAfterLost)
+	line("lost_invalidations", r.LostInvalidations, "by failovers (%d changes of a server's role); %d callers got an older value", r.RoleChanges, r.StaleAfterLost)
 	line("starved", r.Starved, "times the machine had no time for a process, %.0f ms at worst", r.StarvedMS)
 	if len(r.HeapGrowth) > 0 {
 		least, most := growth(r.HeapGrowth)

@@ -261,7 +261,7 @@ func (s stats) String() string {
 
 func (s stats) mustSaySomething(t *testing.T, deletes int) {
 	t.Helper()
-	if s.gets < 1000 || s.deletes+s.tagDeletes < deletes || s.bySource[guard.Waited] == 0 || s.bySource[guard.Fetched] == 0 || s.bySource[guard.FromRedis] == 0 {
+	if s.gets < 1000 || s.deletes+s.tagDeletes < deletes || s.bySource[guard.Waited] == 0 || s.bySource[guard.Fetched] == 0 || s.bySource[guard.FromStore] == 0 {
 		t.Errorf("too little happened to show anything: %v", s)
 	}
 }

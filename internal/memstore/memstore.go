@@ -98,11 +98,9 @@ func (m *Store) readyLocked(ctx context.Context) error {
 }
 
 // Read implements [store.Store].
-func (m *Store) Read(ctx context.Context, key string) *store.Read {
-	rd := store.NewRead()
-	rd.MarkSent()
-	rd.Answer(m.read(ctx, key))
-	return rd
+func (m *Store) Read(_ context.Context, key string, to store.Reader) {
+	to.Sending()
+	to.Answered(m.read(context.Background(), key))
 }
 
 // ReadMany implements [store.Store].

@@ -74,7 +74,7 @@ func set(t *testing.T, m *memstore.Store, key string, e *store.Entry) {
 
 func read(t *testing.T, m *memstore.Store, key string) *store.Reading {
 	t.Helper()
-	r, err := m.Read(context.Background(), key).Result()
+	r, err := storetest.StartRead(context.Background(), m, key).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestMemoryIsBoundedUnderAllWrites(t *testing.T) {
 				case 1:
 					m.Change(t.Context(), []store.Change{{Kind: store.Expire, Key: key}})
 				case 2:
-					m.Read(t.Context(), key)
+					storetest.StartRead(t.Context(), m, key)
 				default:
 					_ = trySet(m, key, entryOf(strings.Repeat("x", rng.IntN(4000)), time.Duration(1+rng.IntN(20))*time.Millisecond))
 				}

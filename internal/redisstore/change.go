@@ -123,5 +123,19 @@ func orLater(op string, fate fate, err error) error {
 	if answered := redis.Error(nil); err == nil || fate == notSent || errors.As(err, &answered) || errors.Is(err, store.ErrRefused) || errors.Is(err, store.ErrClosed) {
 		return err
 	}
-	return fmt.Errorf("%w (the %s may still be carried out)", err, op)
+	return &laterError{op, err}
 }
+
+// A laterError is of a change that may still be carried out. Its text is made when it is
+// asked for, as the cause of an outage may be known by then.
+type laterError struct {
+	op  string
+	err error
+}
+
+func (e *laterError) Error() string {
+	return fmt.Sprintf("%v (the %s may still be carried out)", e.err, e.op)
+}
+
+// Unwrap returns the error of the change.
+func (e *laterError) Unwrap() error { return e.err }

@@ -50,11 +50,9 @@ func Waiting(s *Store) (reads, scripts int) {
 // RingLate has an alarm notice the end of its batch's time so late, twice, and returns how
 // often it gave the batch more time.
 func RingLate(s *Store, late time.Duration) (extended int) {
-	q := s.topo.all()[0].reads
-	sn := newSender(q)
-	r := &request{values: s.ctx, done: make(chan struct{})}
-	a := sn.set(&batch{rs: []*request{r}, weight: 1})
-	defer sn.discard()
+	a := newAlarm(s.topo.all()[0].reads)
+	a.set(&batch{rs: []*request{{values: s.ctx, done: make(chan struct{})}}, weight: 1})
+	defer a.discard()
 	for a.timer.Stop() {
 		a.mu.Lock()
 		a.end = time.Now().Add(-late)

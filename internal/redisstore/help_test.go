@@ -11,6 +11,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/storetest"
 )
 
 // open opens a store with the public defaults for the options that are zero.
@@ -49,9 +50,7 @@ func lasting(key string) store.Request {
 
 // read waits for the answer of a read.
 func read(ctx context.Context, s store.Store, key string) (*store.Reading, error) {
-	rd := s.Read(ctx, key)
-	<-rd.Done()
-	return rd.Result()
+	return storetest.StartRead(ctx, s, key).Result()
 }
 
 func acquire(ctx context.Context, s store.Store, r store.Request) store.Answer {

@@ -42,9 +42,9 @@ func (s *Store) probe() error {
 
 // rehearse does once all that will be done to keys, to one that nothing else uses.
 func (s *Store) rehearse(ctx context.Context, key string) error {
-	rd := s.Read(ctx, key)
-	<-rd.Done()
-	if _, err := rd.Result(); err != nil {
+	var err error
+	s.ReadMany(ctx, "", []string{key}, func(_ int, _ *store.Reading, e error) { err = e })
+	if err != nil {
 		return err
 	}
 	entry := &store.Entry{Kind: store.Value, TTL: time.Second, Tags: []string{key}}
@@ -104,6 +104,11 @@ func (s *Store) probeFailed(err error) error {
 	}
 	lacking := &lackingError{}
 	switch {
+	case errors.Is(err, store.ErrUnavailable):
+		for _, n := range s.topo.all() {
+			n.silent() // so that the first callers are told why
+		}
+		return nil
 	case !errors.Is(err, store.ErrRefused), says("OOM ", "MISCONF "):
 		return nil
 	case says("NOAUTH ", "WRONGPASS ", "DB index"):

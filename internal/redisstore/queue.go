@@ -118,11 +118,10 @@ func (q *queue) takeLocked() *batch {
 	b, taken, n := &batch{}, load{}, 0
 	b.rs = b.one[:0]
 	for _, r := range q.waiting {
-		more := taken.plus(r)
-		if n > 0 && (more.weight > q.limit.weight || more.bytes > q.limit.bytes) {
+		if q.isFull(taken) {
 			break
 		}
-		taken = more
+		taken = taken.plus(r)
 		n++
 		if r.state.CompareAndSwap(queued, sending) {
 			b.rs = append(b.rs, r)

@@ -18,7 +18,7 @@ import (
 type reads struct {
 	entries []string
 	records []string
-	sent    *store.Read // marked when the command is being sent; nil: none
+	reader  store.Reader // told when the command is sent; nil: none
 
 	// Once the request is answered: the batch that it went in, and where its names begin
 	// there.
@@ -51,8 +51,8 @@ func newReadQueue(n *node) *queue {
 // sendReads reads the names of all requests.
 func (n *node) sendReads(ctx context.Context, pipe redis.Pipeliner, rs []*request) error {
 	for _, r := range rs {
-		if r.reads.sent != nil {
-			r.reads.sent.MarkSent()
+		if r.reads.reader != nil {
+			r.reads.reader.Sending()
 		}
 	}
 	b, err := n.read(ctx, pipe, rs)
@@ -255,7 +255,7 @@ func (q *reads) reading(n *node, i int, r *store.Reading) error {
 type entryRead struct {
 	s       *Store
 	n       *node
-	rd      *store.Read
+	to      store.Reader
 	request request
 	reads   reads
 	name    [1]string
@@ -264,44 +264,45 @@ type entryRead struct {
 }
 
 // Read implements [store.Store].
-func (s *Store) Read(ctx context.Context, key string) *store.Read {
-	rd := store.NewRead()
+func (s *Store) Read(ctx context.Context, key string, to store.Reader) {
 	name := s.names.entry(key)
-	n, err := s.nodeFor(ctx, name)
-	if err == nil && !n.breaker.allow() {
+	n, err := s.topo.node(name)
+	switch {
+	case s.closing.Load():
+		err = store.ErrClosed
+	case err == nil && !n.breaker.allow():
 		err = n.away()
 	}
 	if err != nil {
-		rd.Answer(nil, err)
-		return rd
+		to.Answered(nil, err)
+		return
 	}
-	t := &entryRead{s: s, n: n, rd: rd, name: [1]string{name}, known: s.carried.of(name)}
-	t.reads.entries, t.reads.sent = t.name[:], rd
+	t := &entryRead{s: s, n: n, to: to, name: [1]string{name}, known: s.carried.of(name)}
+	t.reads.entries, t.reads.reader = t.name[:], to
 	if t.known != nil {
 		t.reads.records, t.others = s.splitLookUp(ctx, n, t.known.records)
 	}
 	t.request.reads, t.request.values, t.request.then = &t.reads, ctx, t
 	t.request.weight, t.request.bytes = 1, int(n.valueSize.Load())
 	n.reads.submit(&t.request)
-	return rd
 }
 
 // ended takes in the entry.
 func (t *entryRead) ended(r *request) {
 	if r.err != nil {
-		t.rd.Answer(nil, r.err)
+		t.to.Answered(nil, r.err)
 		return
 	}
 	reading := &store.Reading{}
 	if err := t.reads.reading(t.n, 0, reading); err != nil {
-		t.rd.Answer(nil, err)
+		t.to.Answered(nil, err)
 		return
 	}
 	if !reading.Tagged() {
 		if t.known != nil && reading.Found {
 			t.s.carried.forget(t.known)
 		}
-		t.rd.Answer(reading, nil)
+		t.to.Answered(reading, nil)
 		return
 	}
 	tags := reading.Entry.Tags
@@ -313,7 +314,7 @@ func (t *entryRead) ended(r *request) {
 	if t.others == nil || t.others.hasEnded() {
 		t.judge(reading)
 	} else if !t.s.spawnCall(func() { t.judge(reading) }) {
-		t.rd.Answer(nil, store.ErrClosed)
+		t.to.Answered(nil, store.ErrClosed)
 	}
 }
 
@@ -327,10 +328,10 @@ func (t *entryRead) judge(reading *store.Reading) {
 		records = append(records, t.others.await(context.Background())...)
 	}
 	if err := judge(reading, records); err != nil {
-		t.rd.Answer(nil, err)
+		t.to.Answered(nil, err)
 		return
 	}
-	t.rd.Answer(reading, nil)
+	t.to.Answered(reading, nil)
 }
 
 // ReadMany implements [store.Store]. On each node it is one pipeline for every 2000 keys:

@@ -28,6 +28,7 @@ func (w *world) request(c *call) {
 		return
 	}
 	w.carryOut(c, func() { c.request <- nil })
+	w.evictRecords(c)
 }
 
 // tear draws where a pipeline's connection ends: after so many of its commands.

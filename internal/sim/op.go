@@ -129,11 +129,7 @@ func (o *op) run(ctx context.Context) {
 	case reset:
 		o.err = g.Reset(ctx, o.key)
 	case delTag:
-		tags := []string{o.key}
-		if o.seed%4 == 0 {
-			tags = append(tags, anotherTag(o.seed))
-		}
-		o.err = g.DeleteTag(ctx, tags...)
+		o.err = g.DeleteTag(ctx, o.key)
 	case expireTag:
 		o.err = g.ExpireTag(ctx, o.key)
 	}
@@ -286,9 +282,6 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 	}
 	if f.renews != "" {
 		w.renewed(f)
-		if w.plan.tagged && o.seed%4 > 0 {
-			fl.Tags = append(fl.Tags, anotherTag(o.seed))
-		}
 		return "", guard.ErrNotModified
 	}
 	fl.Private = f.private

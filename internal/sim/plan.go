@@ -3,7 +3,6 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -57,9 +56,6 @@ func (t trouble) String() string {
 
 // tagsOf are what the values of a key carry: a tag of its own, and one of all.
 func tagsOf(key string) []string { return []string{"of " + key, "of all"} }
-
-// anotherTag is one that values get, now and then, when they are renewed.
-func anotherTag(seed uint64) string { return "of some " + strconv.FormatUint(seed/4%8, 10) }
 
 // tag makes the values carry tags. It draws nothing, so that a seed is what it
 // would be without.

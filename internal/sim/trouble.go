@@ -86,6 +86,21 @@ func (w *world) makeTrouble() {
 	}
 }
 
+// evictRecords evicts some of the records of the tags that a call has changed, so that
+// fetches under way have to do without them.
+func (w *world) evictRecords(c *call) {
+	if w.healed || w.plan.calm {
+		return
+	}
+	for _, m := range c.commands {
+		if m.is("tag") && w.rng.IntN(2) == 0 {
+			w.fault("evict record")
+			w.say("the record %s is evicted", m.key)
+			w.server.Del(m.key)
+		}
+	}
+}
+
 // loadExtend lets Redis know the script that renews leases, where there are
 // several: the store sends it again for one after another, and in which order is
 // that of a map.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync/atomic"
 	"time"
 	"unsafe"
 )
@@ -226,35 +225,4 @@ func (r *Reading) Keep() *Reading {
 // Fresh reports whether the entry may be served without asking anybody.
 func (r *Reading) Fresh() bool {
 	return r.Found && r.Entry.Flags&FlagExpired == 0 && r.Age < r.Entry.FreshFor
-}
-
-// A Read is an entry that was asked for and may be on its way.
-type Read struct {
-	sent    atomic.Bool
-	done    chan struct{}
-	reading *Reading
-	err     error
-}
-
-// NewRead returns a read under way, for a store.
-func NewRead() *Read { return &Read{done: make(chan struct{})} }
-
-// Sent reports whether the command is being sent: the answer may be older than a caller
-// that asks from now on.
-func (r *Read) Sent() bool { return r.sent.Load() }
-
-// Done is closed when the answer is there, or when there will be none: soon after the
-// store's timeout at the latest.
-func (r *Read) Done() <-chan struct{} { return r.done }
-
-// Result is the answer. Call it when Done is closed.
-func (r *Read) Result() (*Reading, error) { return r.reading, r.err }
-
-// MarkSent and Answer are the store's. Answer is called once.
-func (r *Read) MarkSent() { r.sent.Store(true) }
-
-// Answer ends the read.
-func (r *Read) Answer(reading *Reading, err error) {
-	r.reading, r.err = reading, err
-	close(r.done)
 }

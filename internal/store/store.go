@@ -11,9 +11,10 @@ import (
 // Errors are sorted: [ErrUnavailable] if no answer came, [ErrRefused] if the store
 // answered that it won't, [ErrClosed] after Close. A miss is no error.
 type Store interface {
-	// Read asks for the entry under key and returns at once. The command is sent after
-	// Read was called; see [Read.Sent].
-	Read(ctx context.Context, key string) *Read
+	// Read asks for the entry under key and returns at once. r is told when the command is
+	// sent, and gets the answer, maybe before Read returns; after the store's timeout at the
+	// latest. Of ctx it uses the values only.
+	Read(ctx context.Context, key string, r Reader)
 
 	// ReadMany reads prefix+key for each of the keys, in as few round trips as it can. It
 	// calls each once for every key, by its place in keys, in any order, one after the
@@ -56,6 +57,16 @@ type Store interface {
 	// Close gives back the leases it holds and ends its goroutines. Later calls return
 	// ErrClosed.
 	Close() error
+}
+
+// A Reader waits for the entry that it has asked for. Its methods are called by the
+// store's goroutines, which they must not hold up.
+type Reader interface {
+	// Sending is called before the command is sent, unless none is: what it answers may be
+	// older than a caller that comes from now on.
+	Sending()
+	// Answered is called once.
+	Answered(*Reading, error)
 }
 
 // A Holder has a Store. The public stores do, so that only packages of this module can

@@ -139,10 +139,9 @@ var readTests = []test{
 
 	{"ReadIsSentOnceItIsAnswered", func(f *fixture) {
 		s := f.open()
-		rd := s.Read(f.ctx, key)
-		<-rd.Done()
-		if !rd.Sent() {
-			f.Error("the read was answered and not sent")
+		rd := StartRead(f.ctx, s, key)
+		if _, err := rd.Result(); err != nil || !rd.Sent() {
+			f.Errorf("sent=%v, error %v", rd.Sent(), err)
 		}
 	}},
 }

@@ -125,9 +125,7 @@ func (f *fixture) open() store.Store {
 func (f *fixture) tryRead(ctx context.Context, s store.Store, key string) (*store.Reading, error) {
 	f.Helper()
 	if f.others == 0 {
-		rd := s.Read(ctx, key)
-		<-rd.Done()
-		return rd.Result()
+		return StartRead(ctx, s, key).Result()
 	}
 	keys := make([]string, 1+f.others)
 	for i := range keys {
@@ -141,6 +139,39 @@ func (f *fixture) tryRead(ctx context.Context, s store.Store, key string) (*stor
 		}
 	}
 	return results[f.place()].Reading, results[f.place()].Err
+}
+
+// A Read is a read under way.
+type Read struct {
+	sent    atomic.Bool
+	done    chan struct{}
+	reading *store.Reading
+	err     error
+}
+
+// StartRead begins to read a key.
+func StartRead(ctx context.Context, s store.Store, key string) *Read {
+	r := &Read{done: make(chan struct{})}
+	s.Read(ctx, key, r)
+	return r
+}
+
+// Sending implements [store.Reader].
+func (r *Read) Sending() { r.sent.Store(true) }
+
+// Answered implements [store.Reader].
+func (r *Read) Answered(reading *store.Reading, err error) {
+	r.reading, r.err = reading, err
+	close(r.done)
+}
+
+// Sent reports whether the command is being sent, or was.
+func (r *Read) Sent() bool { return r.sent.Load() }
+
+// Result waits for the answer.
+func (r *Read) Result() (*store.Reading, error) {
+	<-r.done
+	return r.reading, r.err
 }
 
 // A Result is what ReadMany of a store answers for one key.

@@ -186,7 +186,7 @@ func TestGitHubIsLeftAloneWhenItsQuotaIsSpent(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	f := newFakeGitHub(t, 3)
 	rdb := server.Client()
-	quota, err := budget.New(rdb, "github", budget.Limit{Rate: 5000, Per: time.Hour, Burst: 100, Reserve: -1})
+	quota, err := budget.New(rdb, "github", budget.Limit{Rate: 5000, Per: time.Hour, Burst: 100, Reserve: -1}, budget.Options{Namespace: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,207 @@
+package cache
+
+import (
+	"encoding"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// This file finds out from a type alone, before there are values, whether a codec
+// can encode and decode its values.
+
+// A TypeChecker is a [Codec] that knows from a type whether it can encode and
+// decode its values. A guard asks it when it is made. The codecs of this package
+// are TypeCheckers.
+type TypeChecker interface {
+	// CheckType returns an error that names what values of type t, or parts of
+	// them, can't be encoded or decoded. Nil doesn't promise that all values can:
+	// an any may hold whatever it likes.
+	CheckType(t reflect.Type) error
+}
+
+// CheckType implements [TypeChecker]. Besides what Marshal refuses it refuses
+// interface types with methods, error excepted: a value can be encoded, but the
+// decoder doesn't know which type to decode it into. (If all its values are of
+// extension types that you have registered, wrap MsgPack in a codec of your own.)
+func (MsgPack) CheckType(t reflect.Type) error {
+	f := msgPackTypes
+	f.methods = true
+	return errors.Join(decodable(t), f.check(t))
+}
+
+// CheckType implements [TypeChecker].
+func (JSON) CheckType(t reflect.Type) error { return jsonTypes.check(t) }
+
+// CheckType implements [TypeChecker].
+func (Raw) CheckType(t reflect.Type) error {
+	if !isRaw(t) {
+		return fmt.Errorf("cache: Raw stores []byte and string, not %v; use MsgPack or JSON", t)
+	}
+	return nil
+}
+
+// A format is what a codec can make of types.
+type format struct {
+	codec string         // its name, and its tag in lower case
+	self  []reflect.Type // interfaces whose methods decode a type's values
+	kinds []reflect.Kind // of types that have no encoding
+	// methods: interface types with methods are refused, but for error if errorAsText.
+	methods, errorAsText bool
+	key                  func(reflect.Type) bool // may be a map's key; nil: all may
+	// byAddress are the interfaces whose methods encode a type's values. If only the
+	// type's pointer has them, a value that can't be addressed can't be encoded.
+	byAddress []reflect.Type
+}
+
+var msgPackTypes = format{
+	codec: "MsgPack",
+	self: []reflect.Type{
+		reflect.TypeFor[msgpack.CustomDecoder](),
+		reflect.TypeFor[msgpack.Unmarshaler](),
+		reflect.TypeFor[encoding.BinaryUnmarshaler](),
+		reflect.TypeFor[encoding.TextUnmarshaler](),
+	},
+	kinds: []reflect.Kind{
+		reflect.Chan, reflect.Func, reflect.UnsafePointer, reflect.Complex64, reflect.Complex128, reflect.Uintptr,
+	},
+	errorAsText: true,
+	byAddress: []reflect.Type{
+		reflect.TypeFor[msgpack.CustomEncoder](),
+		reflect.TypeFor[msgpack.Marshaler](),
+		reflect.TypeFor[encoding.BinaryMarshaler](),
+		reflect.TypeFor[encoding.TextMarshaler](),
+	},
+}
+
+var jsonTypes = format{
+	codec:   "JSON",
+	self:    []reflect.Type{reflect.TypeFor[json.Unmarshaler](), reflect.TypeFor[encoding.TextUnmarshaler]()},
+	kinds:   []reflect.Kind{reflect.Chan, reflect.Func, reflect.UnsafePointer, reflect.Complex64, reflect.Complex128},
+	methods: true,
+	key: func(t reflect.Type) bool {
+		text := reflect.TypeFor[encoding.TextUnmarshaler]()
+		return t.Kind() == reflect.String || t.Kind() >= reflect.Int && t.Kind() <= reflect.Uintptr ||
+			t.Implements(text) || reflect.PointerTo(t).Implements(text)
+	},
+}
+
+func (f *format) check(t reflect.Type) error {
+	return errors.Join(f.find(t, part{addressable: true}, map[visit]bool{}), f.findNothing(t))
+}
+
+// A part is where in a value another one stands.
+type part struct {
+	where       string // for errors; empty: it is the value itself
+	addressable bool
+}
+
+func (p part) withAddress(ok bool) part { p.addressable = ok; return p }
+
+type visit struct {
+	t           reflect.Type
+	addressable bool
+}
+
+// find names each type that values of type t may be made of and that has no
+// encoding.
+func (f *format) find(t reflect.Type, at part, visited map[visit]bool) error {
+	if visited[visit{t, at.addressable}] {
+		return nil
+	}
+	visited[visit{t, at.addressable}] = true
+	kind := t.Kind()
+	switch {
+	case kind == reflect.Interface:
+		text := f.errorAsText && t == reflect.TypeFor[error]()
+		if f.methods && t.NumMethod() > 0 && !text {
+			return f.cant(t, at, "whose values it could not decode")
+		}
+		return nil
+	case !at.addressable && !implementsAny(t, f.byAddress) && implementsAny(reflect.PointerTo(t), f.byAddress):
+		return f.cant(t, at, "in a map, as only its pointer has the methods that encode it")
+	case f.decodesItself(t):
+		return nil
+	case slices.Contains(f.kinds, kind):
+		return f.cant(t, at, "")
+	case kind == reflect.Map && f.key != nil && !f.key(t.Key()):
+		return f.cant(t.Key(), at, "as a map's key")
+	}
+	switch kind {
+	case reflect.Array:
+		return f.find(t.Elem(), at, visited)
+	case reflect.Pointer, reflect.Slice:
+		return f.find(t.Elem(), at.withAddress(true), visited)
+	case reflect.Map:
+		at = at.withAddress(false)
+		return errors.Join(f.find(t.Key(), at, visited), f.find(t.Elem(), at, visited))
+	case reflect.Struct:
+		var errs []error
+		for field := range t.Fields() {
+			if f.stores(field) {
+				in := part{fmt.Sprintf("field %s of %v", field.Name, t), at.addressable}
+				errs = append(errs, f.find(field.Type, in, visited))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	return nil
+}
+
+// stores reports whether the codec looks at a field.
+func (f *format) stores(field reflect.StructField) bool {
+	name, _, _ := strings.Cut(field.Tag.Get(f.tag()), ",")
+	return name != "-" && (field.IsExported() || field.Anonymous)
+}
+
+func (f *format) tag() string { return strings.ToLower(f.codec) }
+
+func (f *format) cant(t reflect.Type, at part, why string) error {
+	text := fmt.Sprintf("cache: %s can't store a %v", f.codec, t)
+	if why != "" {
+		text += " " + why
+	}
+	if at.where == "" {
+		return fmt.Errorf("%s: use another type, or a codec of your own", text)
+	}
+	return fmt.Errorf("%s (%s): tag the field `%s:\"-\"`, give it another type, or use a codec of your own", text, at.where, f.tag())
+}
+
+// findNothing reports that nothing would be stored of values of type t, or of what
+// they are made of.
+func (f *format) findNothing(t reflect.Type) error {
+	const deep = 8 // a type may be a slice of itself
+	for range deep {
+		if t.Kind() == reflect.Interface || f.decodesItself(t) {
+			return nil
+		}
+		switch t.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+			t = t.Elem()
+			continue
+		case reflect.Struct:
+			fields := reflect.VisibleFields(t)
+			shown := func(field reflect.StructField) bool { return field.IsExported() || field.Anonymous }
+			if len(fields) > 0 && !slices.ContainsFunc(fields, shown) {
+				return fmt.Errorf("cache: %s would store nothing of %v, which has no exported fields; export them, or use a codec of your own", f.codec, t)
+			}
+		}
+		return nil
+	}
+	return nil
+}
+
+// decodesItself reports whether the codec leaves values of a type to the type's own
+// methods.
+func (f *format) decodesItself(t reflect.Type) bool {
+	return implementsAny(t, f.self) || implementsAny(reflect.PointerTo(t), f.self)
+}
+
+func implementsAny(t reflect.Type, interfaces []reflect.Type) bool {
+	return slices.ContainsFunc(interfaces, t.Implements)
+}

@@ -1,0 +1,189 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// Set stores a value under the policy's terms. A fetch that is under way will
+// not overwrite it, and a Get that starts after Set returned does not return
+// what Set replaced. It carries the given tags and the policy's.
+//
+// Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the
+// codec's; [ErrUnavailable], which says whether the value may be stored later all
+// the same; [ErrClosed]; the cause of ctx's end.
+func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string) error {
+	if ctx == nil {
+		return g.engine.misused(ctx)
+	}
+	entry, err := g.engine.entryFor("Set", key, &value, tags)
+	if err != nil {
+		return err
+	}
+	return g.change(ctx, store.Set, []string{key}, []*store.Entry{entry})[0]
+}
+
+// SetMany is Set for many values, with as few round trips as GetMany. They all carry the
+// given tags. If some can't be set the error is a [*BatchError], and the others are.
+func (g *Guard[V]) SetMany(ctx context.Context, values map[string]V, tags ...string) error {
+	if ctx == nil {
+		return g.engine.misused(ctx)
+	}
+	var keys, of []string
+	var entries []*store.Entry
+	var failed []error
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		value := values[key]
+		entry, err := g.engine.entryFor("SetMany", key, &value, tags)
+		if err != nil {
+			of, failed = append(of, key), append(failed, err)
+			continue
+		}
+		keys, entries = append(keys, key), append(entries, entry)
+	}
+	errs := g.change(ctx, store.Set, keys, entries)
+	return g.engine.batchError(append(of, keys...), append(failed, errs...))
+}
+
+// entryFor is the entry of a value that no fetch brought.
+func (e *engine) entryFor(op, key string, value any, tags []string) (*store.Entry, error) {
+	tags = slices.Concat(e.policy.Tags, tags, e.tagsOfValue(key, value))
+	if err := checkTags(tags); err != nil {
+		return nil, fmt.Errorf("guard: %s: %w", op, err)
+	}
+	entry, err := e.packer.pack(value)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(entry.Payload); n > e.policy.MaxBytes {
+		return nil, fmt.Errorf("%w: %d bytes encoded, Policy.MaxBytes is %d", ErrTooLarge, n, e.policy.MaxBytes)
+	}
+	entry.FreshFor, entry.TTL = lifetime(&fill{ttl: e.policy.TTL, staleFor: e.policy.Stale}, &e.policy)
+	entry.Tags = e.storeTags(tags)
+	return entry, nil
+}
+
+// Delete removes the value. A fetch that is under way will not bring it back,
+// and a Get that starts after Delete returned does not return a value whose
+// fetch started before.
+//
+// Errors: [ErrUnavailable], which says whether the value may be deleted later
+// all the same; [ErrClosed]; the cause of ctx's end.
+func (g *Guard[V]) Delete(ctx context.Context, key string) error {
+	return g.change(ctx, store.Delete, []string{key}, nil)[0]
+}
+
+// DeleteMany is Delete for many keys, with as few round trips as GetMany. If some can't be
+// deleted the error is a [*BatchError], and the others are.
+func (g *Guard[V]) DeleteMany(ctx context.Context, keys []string) error {
+	return g.engine.batchError(keys, g.change(ctx, store.Delete, keys, nil))
+}
+
+// Expire marks the value stale and keeps it: it is refreshed at its next use,
+// and served until then if the policy has Stale. A fetch that is under way will
+// not be stored. Errors as of Delete.
+func (g *Guard[V]) Expire(ctx context.Context, key string) error {
+	return g.change(ctx, store.Expire, []string{key}, nil)[0]
+}
+
+// ExpireMany is to Expire what DeleteMany is to Delete.
+func (g *Guard[V]) ExpireMany(ctx context.Context, keys []string) error {
+	return g.engine.batchError(keys, g.change(ctx, store.Expire, keys, nil))
+}
+
+// Reset is the operator's: it ends a quarantine of the key, and a pause, whether a
+// fetch asked for it or Policy.ErrorPause. Errors as of Delete.
+func (g *Guard[V]) Reset(ctx context.Context, key string) error {
+	return g.change(ctx, store.Reset, []string{key}, nil)[0]
+}
+
+// change changes keys, and has the near cache forget them: this process need not wait to
+// hear of its own changes, nor rely on it. There are entries for Set only.
+func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []string, entries []*store.Entry) []error {
+	e := g.engine
+	if ctx == nil {
+		err := e.misused(ctx)
+		return slices.Repeat([]error{err}, len(keys))
+	}
+	if o := e.endedFor(ctx, nil); o != nil {
+		return slices.Repeat([]error{e.errorFor(o)}, len(keys))
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	changes := make([]store.Change, len(keys))
+	for i, key := range keys {
+		changes[i] = store.Change{Kind: kind, Key: e.storeKey(key)}
+		if entries != nil {
+			changes[i].Entry = entries[i]
+		}
+	}
+	errs := e.store.Change(ctx, changes)
+	for i, key := range keys {
+		if g.near != nil {
+			g.near.forget(key)
+		}
+		errs[i] = e.changeError(ctx, errs[i])
+	}
+	return errs
+}
+
+// changeError is a store's error for the caller of a change.
+func (e *engine) changeError(ctx context.Context, err error) error {
+	switch {
+	case err == nil, ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
+		return err
+	case errors.Is(err, store.ErrClosed):
+		return e.errClosed()
+	}
+	return unavailable(err)
+}
+
+// DeleteTag removes all values that carry one of the tags, at a cost that
+// doesn't depend on how many they are: a Get that starts after DeleteTag returned
+// does not return a value that carries one and whose fetch started before. A fetch
+// under way is not ended, but what it brings is not stored if it carries one. No
+// tags are no error. Tags are the guard's own: those of a guard of another name are
+// others.
+//
+// Errors as of Delete. One that is about some of the tags names them; the others
+// are done.
+func (g *Guard[V]) DeleteTag(ctx context.Context, tags ...string) error {
+	return g.changeTags(ctx, "DeleteTag", store.DeleteTag, tags)
+}
+
+// ExpireTag marks all values stale that carry one of the tags, as Expire does
+// with the value of a key, and as DeleteTag deletes them. What a fetch under way
+// brings is stored, and stale, if it carries one. Errors as of DeleteTag.
+func (g *Guard[V]) ExpireTag(ctx context.Context, tags ...string) error {
+	return g.changeTags(ctx, "ExpireTag", store.ExpireTag, tags)
+}
+
+func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChange, tags []string) error {
+	e := g.engine
+	if ctx == nil {
+		return e.misused(ctx)
+	}
+	if err := checkTagSizes(tags); err != nil {
+		return fmt.Errorf("guard: %s: %w", op, err)
+	}
+	if len(tags) == 0 {
+		return nil
+	}
+	if o := e.endedFor(ctx, nil); o != nil {
+		return e.errorFor(o)
+	}
+	stored := e.storeTags(tags)
+	err := e.store.ChangeTags(ctx, what, stored)
+	if g.near != nil {
+		for _, t := range stored {
+			g.near.forgetTag(t)
+		}
+	}
+	return e.changeError(ctx, err)
+}
