@@ -91,3 +91,54 @@ func TestScriptIsNotSentAgainByTheClient(t *testing.T) {
 		}
 	})
 }
+
+// A moved reply says that the command was not carried out.
+type movedReply struct{}
+
+func (movedReply) Error() string { return "MOVED 1 127.0.0.1:2" }
+func (movedReply) RedisError()   {}
+
+func TestScriptsFollowAMovingSlot(t *testing.T) {
+	var left atomic.Int32
+	hook := around(func(_ context.Context, cmds []redis.Cmder, next func() error) error {
+		if !isScript(cmds[0]) || left.Add(-1) < 0 {
+			return next()
+		}
+		for _, cmd := range cmds {
+			cmd.SetErr(movedReply{})
+		}
+		return movedReply{}
+	})
+	bubble(t, redisstore.Options{}, hook, func(t *testing.T, s *redisstore.Store, _ *redistest.Embedded) {
+		left.Store(2)
+		l := granted(t, s, "k")
+		left.Store(2)
+		if r := giveBack(t.Context(), s, store.Return{Lease: l, Entry: entryOf("v", time.Hour)}); !r.OK {
+			t.Errorf("the fill is answered %+v", r)
+		}
+		left.Store(2)
+		for i, err := range s.Change(t.Context(), []store.Change{{Kind: store.Delete, Key: "k"}, {Kind: store.Delete, Key: "l"}}) {
+			if err != nil {
+				t.Errorf("change %d: %v", i, err)
+			}
+		}
+	})
+}
+
+// An entry is as old as its fetch, however late Redis takes it.
+func TestLateReturnStoresNoYoungerEntry(t *testing.T) {
+	h := &wall{}
+	bubble(t, redisstore.Options{BreakerFailures: 1000}, h.hook(), func(t *testing.T, s *redisstore.Store, _ *redistest.Embedded) {
+		l := granted(t, s, "k")
+		h.up.Store(true)
+		if r := giveBack(t.Context(), s, store.Return{Lease: l, Entry: entryOf("v", 10*time.Second)}); r.Err == nil {
+			t.Fatalf("the fill is answered %+v", r)
+		}
+		time.Sleep(3 * time.Second)
+		h.up.Store(false)
+		time.Sleep(time.Second)
+		if r := reads(t, s, "k", "v"); r.Entry.FreshFor > 7*time.Second {
+			t.Errorf("3 s after its fetch the entry was stored to be fresh for %v", r.Entry.FreshFor)
+		}
+	})
+}
