@@ -138,7 +138,7 @@ func TestWithoutTheSharingRuleAViolationIsFound(t *testing.T) {
 }
 
 // The same for tags: nobody looks whether one was deleted during the fetch.
-func TestWithoutTheCheckOfTagsAViolationIsFound(t *testing.T) {
+func TestMissingTagCheckIsFound(t *testing.T) {
 	cfg := config(shortLived)
 	cfg.TagCheckOff = true
 	load := withTags(contended)
