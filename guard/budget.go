@@ -42,6 +42,9 @@ type BudgetState struct {
 	Spent     int64         // by the fleet, settled
 	Remaining int           // what could be spent at once
 	Paused    time.Duration // for how long nothing will be granted, by the upstream's word
+	InFlight  int           // calls under way in the fleet, if their number is limited
+	Processes int           // that use the budget
+	Away      bool          // Redis cannot be reached: Remaining and Paused are of this process's share
 }
 
 // Priority says whose fetches a [Budget] refuses first.

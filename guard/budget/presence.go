@@ -8,65 +8,88 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
 )
 
-// A presence keeps this process subscribed to a channel of its own, on which
-// nothing is ever published: when the process dies, the kernel closes the
-// connection, Redis counts nobody there, and lua/spend.lua gives its slots to
-// others at once instead of when they expire. In a cluster the channel's name
-// brings it to the master that has the budget.
-type presence struct{ on atomic.Bool }
+// A presence keeps this process subscribed to a channel of its own, which never has a
+// message. When the process dies, the kernel closes the connection and Redis drops the
+// subscription. lua/spend.lua then gives the slots of the process to others before they
+// expire. In a cluster the channel's name leads to the master that has the budget.
+type presence struct {
+	server  *server
+	channel string
+	observe func(cache.Event)
+	seen    atomic.Bool // Redis confirmed the subscription
+	off     atomic.Bool // Redis refuses it, and LivenessOff was reported
+}
 
 const (
 	pingEvery   = 500 * time.Millisecond
-	silentPings = 3 // without an answer, and the connection is given up
-	redial      = 100 * time.Millisecond
+	silentPings = 3 // unanswered pings after which the connection is given up
+	dialWithin  = time.Second
+	// A lost connection is replaced at once: two looks must not both miss it. The pauses
+	// after connections that fail at once double.
+	firstRedial = 100 * time.Millisecond
+	lastRedial  = 500 * time.Millisecond
+	// refusedRedial is the longest pause while Redis refuses the subscription.
+	refusedRedial = time.Minute
 )
 
-// attend ends with the budget.
-func attend(b *Budget) *presence {
-	p := &presence{}
-	b.spawn(func() {
-		for b.ctx.Err() == nil {
-			began := time.Now()
-			err := p.session(b)
-			p.on.Store(false)
-			if redis.IsPermissionError(err) {
-				return // slots of this process expire, then
+// run ends with the server.
+func (p *presence) run() {
+	redial := firstRedial
+	for p.server.ctx.Err() == nil {
+		began, longest := time.Now(), lastRedial
+		err := p.session()
+		p.seen.Store(false)
+		if refused(err) {
+			longest = refusedRedial
+			if p.server.ctx.Err() == nil && !p.off.Swap(true) {
+				p.observe(cache.Event{Kind: cache.LivenessOff, Err: err})
 			}
-			if time.Since(began) < redial {
-				_ = b.pause(b.ctx, redial, nil) // else at once: those who look twice may miss it
-			}
+		} else if time.Since(began) >= firstRedial {
+			redial = firstRedial
+			continue
 		}
-	})
-	return p
+		_ = p.server.wait(p.server.ctx, redial, nil)
+		redial = min(2*redial, longest)
+	}
 }
 
-// confirmed reports whether Redis has confirmed the subscription.
-func (p *presence) confirmed() bool { return p != nil && p.on.Load() }
-
-func (p *presence) session(b *Budget) error {
-	ps := b.rdb.Subscribe(b.ctx, b.names.alive+b.process)
+// session returns when the connection fails, and when the server is closed.
+func (p *presence) session() error {
+	// A PubSub whose connection fails dials a new one before Receive returns. On a context
+	// that has ended that dial fails at once.
+	spent, spend := context.WithCancel(context.WithoutCancel(p.server.ctx))
+	defer spend()
+	ps := p.server.rdb.Subscribe(spent)
 	defer ps.Close()
-	defer context.AfterFunc(b.ctx, func() { _ = ps.Close() })()
-	for silent := 0; ; {
-		msg, err := ps.ReceiveTimeout(b.ctx, pingEvery)
+	defer context.AfterFunc(p.server.ctx, func() { _ = ps.Close() })()
+	dial, cancel := context.WithTimeout(p.server.ctx, dialWithin)
+	err := ps.Subscribe(dial, p.channel)
+	cancel()
+	spend()
+	for silent := 0; err == nil; {
+		var msg any
+		msg, err = ps.ReceiveTimeout(spent, pingEvery)
 		var timeout net.Error
-		switch {
-		case b.ctx.Err() != nil:
-			return b.ctx.Err()
-		case err == nil:
-			silent = 0
-			if s, ok := msg.(*redis.Subscription); ok {
-				p.on.Store(s.Kind == "subscribe")
-			}
-		case errors.As(err, &timeout) && timeout.Timeout() && silent < silentPings:
-			silent++
-			if err := ps.Ping(b.ctx); err != nil {
-				return err
-			}
-		default:
-			return err
+		if s, ok := msg.(*redis.Subscription); ok && s.Kind == "subscribe" {
+			p.confirm()
 		}
+		if err == nil {
+			silent = 0
+		} else if errors.As(err, &timeout) && timeout.Timeout() && silent < silentPings {
+			silent++
+			err = ps.Ping(spent)
+		}
+	}
+	return err
+}
+
+func (p *presence) confirm() {
+	p.seen.Store(true)
+	if p.off.Swap(false) {
+		p.observe(cache.Event{Kind: cache.LivenessOn})
 	}
 }
