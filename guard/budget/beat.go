@@ -37,8 +37,6 @@ func (b *Budget) beatLoop() {
 	}
 }
 
-func (b *Budget) beatSoon() { signal(b.nudge) }
-
 // signal never blocks: one pending signal is enough.
 func signal(c chan<- struct{}) {
 	select {
@@ -68,7 +66,7 @@ func (b *Budget) beat(ctx context.Context) error {
 	}
 	b.mu.Lock()
 	b.processes, b.inFlight = int(r.first), int(r.second)
-	b.local.bucket.among = max(1, float64(r.first))
+	b.local.among = max(1, float64(r.first))
 	if b.away {
 		b.owed.add(b.local.outstanding(now))
 	}
@@ -77,17 +75,19 @@ func (b *Budget) beat(ctx context.Context) error {
 			b.owed.slots = append(b.owed.slots, slot)
 		}
 	}
-	owed := b.owed
+	owed, pause := b.owed, b.unsaid
 	b.owed = debt{}
 	b.mu.Unlock()
 	if !owed.empty() {
 		err = b.pay(owed)
 	}
-	if err := errors.Join(err, b.reportPause()); err != nil {
-		return err
+	if left := time.Until(pause); err == nil && left > 0 {
+		_, err = b.call(ctx, learnScript, nil, nil, b.limit.Burst, left.Microseconds(), -1, 0)
 	}
-	b.cameBack()
-	return nil
+	if err == nil {
+		b.cameBack(pause)
+	}
+	return err
 }
 
 // Peek asks Redis for the state and spends nothing. While Redis is away it returns the
@@ -110,7 +110,7 @@ func (b *Budget) Peek(ctx context.Context) (guard.BudgetState, error) {
 func (b *Budget) settle(d debt) {
 	if b.isAway() {
 		b.owe(d)
-		b.beatSoon()
+		signal(b.nudge)
 	} else if err := b.pay(d); err != nil {
 		b.wentAway(err)
 	}
@@ -147,10 +147,10 @@ func (b *Budget) wentAway(why error) {
 	if first {
 		b.away, b.awayAt = true, now
 		b.local.begin(now, b.fleet.levelAt(now))
-		b.local.bucket.paused = later(b.unsaid, b.fleet.paused)
+		b.local.paused = later(b.unsaid, b.fleet.paused)
 	}
 	b.mu.Unlock()
-	b.beatSoon()
+	signal(b.nudge)
 	if first {
 		ctx, cancel := context.WithTimeout(b.server.ctx, soonKnown)
 		b.server.node.Known(ctx)
@@ -159,22 +159,25 @@ func (b *Budget) wentAway(why error) {
 	}
 }
 
-// cameBack ends an outage. Units that were spent and a pause that began during the beat
-// are reported by the next one.
-func (b *Budget) cameBack() {
+// cameBack ends an outage, and the pause that Redis was told. Units that were spent and a
+// pause that began during the beat are reported by the next one.
+func (b *Budget) cameBack(pause time.Time) {
 	b.mu.Lock()
-	was, since := b.away, b.awayAt
+	if b.unsaid.Equal(pause) {
+		b.unsaid = time.Time{}
+	}
+	was := b.away
 	b.away = false
 	if was {
 		b.owed.add(b.local.outstanding(time.Now()))
+		if !b.owed.empty() || !b.unsaid.IsZero() {
+			signal(b.nudge)
+		}
 	}
-	again := was && (!b.owed.empty() || !b.unsaid.IsZero())
+	took := time.Since(b.awayAt)
 	b.mu.Unlock()
-	if again {
-		b.beatSoon()
-	}
 	if was {
-		b.observe(cache.Event{Kind: cache.BudgetBack, Duration: time.Since(since)})
+		b.observe(cache.Event{Kind: cache.BudgetBack, Duration: took})
 	}
 }
 
@@ -210,24 +213,20 @@ func (b *Budget) Heed(ctx context.Context, a Advice) error {
 		b.observe(cache.Event{Kind: cache.BudgetPaused, Duration: pause})
 	}
 	err := b.learn(ctx, a.Pause.Microseconds(), a.Remaining, a.Reset)
-	if err != nil {
-		b.heedAlone(a.Remaining, a.Reset, pause)
+	if err == nil {
+		return nil
 	}
-	return err
-}
-
-// heedAlone applies an advice that Redis could not be told. The pause is reported later.
-func (b *Budget) heedAlone(remaining int, reset, pause time.Duration) {
 	now := time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if pause > 0 {
+	if pause > 0 { // reported later
 		b.unsaid = later(b.unsaid, now.Add(pause))
-		b.local.bucket.paused = later(b.unsaid, b.fleet.paused)
+		b.local.paused = later(b.unsaid, b.fleet.paused)
 	}
-	if remaining >= 0 {
-		b.local.learn(now, remaining, reset)
+	if a.Remaining >= 0 {
+		b.local.learn(now, a.Remaining, a.Reset)
 	}
+	return err
 }
 
 // Pause stops grants in the whole fleet for d, at most Options.MaxPause. A longer pause
@@ -244,7 +243,7 @@ func (b *Budget) Resume(ctx context.Context) error {
 	}
 	defer b.mayAskAgain()
 	b.mu.Lock()
-	b.unsaid, b.local.bucket.paused, b.local.bucket.reset = time.Time{}, time.Time{}, time.Time{}
+	b.unsaid, b.local.paused, b.local.reset = time.Time{}, time.Time{}, time.Time{}
 	b.mu.Unlock()
 	return b.learn(ctx, -1, -1, 0)
 }
@@ -262,22 +261,4 @@ func (b *Budget) learn(ctx context.Context, pause int64, remaining int, reset ti
 		b.wentAway(err)
 	}
 	return err
-}
-
-// reportPause reports a pause that began while Redis was away.
-func (b *Budget) reportPause() error {
-	b.mu.Lock()
-	end := b.unsaid
-	b.mu.Unlock()
-	if left := time.Until(end); left > 0 {
-		if _, err := b.call(b.server.ctx, learnScript, nil, nil, b.limit.Burst, left.Microseconds(), -1, 0); err != nil {
-			return err
-		}
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.unsaid.Equal(end) { // else it was replaced by a longer pause
-		b.unsaid = time.Time{}
-	}
-	return nil
 }

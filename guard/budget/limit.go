@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,18 +18,15 @@ type Limit struct {
 	Rate int
 	// Per is the time for Rate, from 1 ms to 366 days. Required.
 	Per time.Duration
-	// Burst is the number of units that can be spent at once after a quiet time, on
-	// top of Rate. A call that costs more needs the whole burst and leaves a debt.
-	// Default 1: calls are spread evenly.
+	// Burst is the number of units that can be spent at once, on top of Rate. A call that
+	// costs more needs the whole burst and leaves a debt. Default 1: calls are spread evenly.
 	Burst int
-	// MaxInFlight is the number of calls under way at once in the fleet. The calls of a
-	// process that died end when the process was missed twice, or after
-	// Options.SlotTTL. Default 0: no limit.
+	// MaxInFlight is the number of calls under way at once in the fleet. Those of a process
+	// that died end when it was missed twice, or after Options.SlotTTL. Default 0: no limit.
 	MaxInFlight int
 	// Reserve is the part of Burst that is kept for Critical calls: Normal calls see a
 	// burst smaller by that part, Background calls one smaller by twice that part. Rate
-	// is not divided. From 0 to less than 0.5; below 0 there is no reserve. It has an
-	// effect from a Burst of a few calls on. Default 0.2.
+	// is not divided. Less than 0.5; below 0: no reserve. Default 0.2.
 	Reserve float64
 }
 
@@ -46,46 +44,32 @@ type Options struct {
 	// share. From 1 ms to a minute. Default 250 ms.
 	RedisTimeout time.Duration
 
-	// SlotTTL is the time after which a call counts as over if Redis cannot tell
-	// whether its process lives, with Limit.MaxInFlight: from 100 ms to an hour. Slots
-	// are renewed every third of it. Default 5 s.
+	// SlotTTL is the time after which a call counts as over for Limit.MaxInFlight if Redis
+	// cannot tell whether its process lives: from 100 ms to an hour. Default 5 s.
 	SlotTTL time.Duration
 
-	// MaxPause bounds the pauses that an upstream asks for: at most a day. Default an
-	// hour.
+	// MaxPause bounds the pauses that an upstream asks for, to a day at most. Default 1 h.
 	MaxPause time.Duration
 
-	// Processes is the number of processes to share with while Redis has never been
-	// reached. Default 10.
+	// Processes divide the limit while Redis has never been reached. Default 10.
 	Processes int
 
-	// Observer receives the events of pauses, of Redis going and coming back, and of a
-	// refused subscription. Default none.
+	// Observer receives the budget's events. Default none.
 	Observer cache.Observer
 }
 
 func (l Limit) withDefaults() Limit {
-	def(&l.Burst, 1)
-	def(&l.Reserve, 0.2)
-	if l.Reserve < 0 {
-		l.Reserve = 0
-	}
+	l.Burst = cmp.Or(l.Burst, 1)
+	l.Reserve = max(0, cmp.Or(l.Reserve, 0.2))
 	return l
 }
 
 func (o Options) withDefaults() Options {
-	def(&o.RedisTimeout, 250*time.Millisecond)
-	def(&o.SlotTTL, 5*time.Second)
-	def(&o.MaxPause, time.Hour)
-	def(&o.Processes, 10)
+	o.RedisTimeout = cmp.Or(o.RedisTimeout, 250*time.Millisecond)
+	o.SlotTTL = cmp.Or(o.SlotTTL, 5*time.Second)
+	o.MaxPause = cmp.Or(o.MaxPause, time.Hour)
+	o.Processes = cmp.Or(o.Processes, 10)
 	return o
-}
-
-func def[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // maxUnits bounds rates, bursts and costs to numbers that an int holds everywhere and
@@ -138,11 +122,6 @@ func checkName(option, name, marks string) error {
 		}
 	}
 	return nil
-}
-
-// words describe the limit in errors: "60 in 1m0s, with a burst of 10".
-func (l Limit) words() string {
-	return fmt.Sprintf("%d in %v, with a burst of %d", l.Rate, l.Per, l.Burst)
 }
 
 // rate is in units per microsecond.

@@ -21,39 +21,39 @@ type presence struct {
 	channel string
 	observe func(cache.Event)
 	seen    atomic.Bool // Redis confirmed the subscription
-	off     atomic.Bool // Redis refuses it, and LivenessOff was reported
+	off     bool        // LivenessOff was reported
 }
 
 const (
 	pingEvery   = 500 * time.Millisecond
 	silentPings = 3 // unanswered pings after which the connection is given up
 	dialWithin  = time.Second
-	// A lost connection is replaced at once: two looks must not both miss it. The pauses
-	// after connections that fail at once double.
-	firstRedial = 100 * time.Millisecond
-	lastRedial  = 500 * time.Millisecond
-	// refusedRedial is the longest pause while Redis refuses the subscription.
+	// A connection that was lost is replaced at once, as two looks must not both miss it.
+	// After one that failed at once the pauses double, to lastRedial, or to refusedRedial
+	// if Redis refuses the subscription.
+	firstRedial   = 100 * time.Millisecond
+	lastRedial    = 500 * time.Millisecond
 	refusedRedial = time.Minute
 )
 
 // run ends with the server.
 func (p *presence) run() {
-	redial := firstRedial
-	for p.server.ctx.Err() == nil {
+	for pause := firstRedial; ; {
 		began, longest := time.Now(), lastRedial
 		err := p.session()
 		p.seen.Store(false)
-		if refused(err) {
+		switch {
+		case p.server.ctx.Err() != nil:
+			return
+		case refused(err):
 			longest = refusedRedial
-			if p.server.ctx.Err() == nil && !p.off.Swap(true) {
-				p.observe(cache.Event{Kind: cache.LivenessOff, Err: err})
-			}
-		} else if time.Since(began) >= firstRedial {
-			redial = firstRedial
+			p.report(cache.LivenessOff, true, err)
+		case time.Since(began) >= firstRedial:
+			pause = firstRedial
 			continue
 		}
-		_ = p.server.wait(p.server.ctx, redial, nil)
-		redial = min(2*redial, longest)
+		_ = p.server.wait(p.server.ctx, pause, nil)
+		pause = min(2*pause, longest)
 	}
 }
 
@@ -74,8 +74,9 @@ func (p *presence) session() error {
 		var msg any
 		msg, err = ps.ReceiveTimeout(spent, pingEvery)
 		var timeout net.Error
-		if s, ok := msg.(*redis.Subscription); ok && s.Kind == "subscribe" {
-			p.confirm()
+		if _, ok := msg.(*redis.Subscription); ok {
+			p.seen.Store(true)
+			p.report(cache.LivenessOn, false, nil)
 		}
 		if err == nil {
 			silent = 0
@@ -87,9 +88,10 @@ func (p *presence) session() error {
 	return err
 }
 
-func (p *presence) confirm() {
-	p.seen.Store(true)
-	if p.off.Swap(false) {
-		p.observe(cache.Event{Kind: cache.LivenessOn})
+// report reports a change of off once.
+func (p *presence) report(kind cache.EventKind, off bool, err error) {
+	if p.off != off {
+		p.off = off
+		p.observe(cache.Event{Kind: kind, Err: err})
 	}
 }

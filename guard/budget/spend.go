@@ -12,44 +12,14 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-const (
-	// ahead is how far ahead of its time a waiting call may be granted. It covers the
-	// round trip of the next question, so that no units are lost, and it bounds the
-	// waiting calls that a Critical call finds in front of it.
-	ahead = 20 * time.Millisecond
-	// shortNap is the least time between two questions of a waiter.
-	shortNap = 5 * time.Millisecond
-	// slotPoll is the pause between questions for a place among MaxInFlight.
-	slotPoll = 25 * time.Millisecond
-	// defaultHold is the time for which a slot is renewed if the caller gives none.
-	defaultHold = 5 * time.Minute
-)
-
-// A gate lets the waiters of a priority in this process ask one at a time, so that the
-// number of questions does not grow with the callers.
-type gate struct {
-	turn    chan struct{}
-	waiting atomic.Int32
-	until   time.Time // the latest deadline of a waiter so far; guarded by Budget.mu
-}
-
-// A verdict is the answer to one question for a call.
-type verdict struct {
-	granted bool
-	wait    time.Duration // before the call may be made, or before the next question
-	full    bool          // too many calls are under way: wait is a poll interval
-	expense *expense      // of a grant
-}
-
-// A demand is a spending and the time of the call that wants it.
+// A demand is the spending of one call.
 type demand struct {
 	guard.Spending
-	began time.Time
+	began  time.Time
+	queued int32 // 1 if it is counted in gate.waiting
 }
 
 func (d *demand) deadline() time.Time { return d.began.Add(d.MaxWait) }
-
-func (d *demand) tooLate(wait time.Duration) bool { return !time.Now().Add(wait).Before(d.deadline()) }
 
 // Spend takes the cost of a call from the budget, at once or within s.MaxWait. It takes
 // one round trip, and none if a refusal is known. Settle the expense when the call is
@@ -67,36 +37,32 @@ func (b *Budget) Spend(ctx context.Context, s guard.Spending) (guard.Expense, er
 		return nil, context.Cause(ctx)
 	}
 	s.Cost = clampCost(s.Cost)
-	d, g := demand{s, time.Now()}, &b.gates[s.Priority]
-	v, err := verdict{}, error(nil)
-	asked := s.MaxWait <= 0 || g.waiting.Load() == 0
-	if asked {
+	d, v, err := demand{Spending: s, began: time.Now()}, verdict{}, error(nil)
+	if s.MaxWait <= 0 || b.gates[s.Priority].waiting.Load() == 0 {
 		v, err = b.ask(ctx, d)
 	}
-	switch {
-	case err != nil:
-		return nil, err
-	case asked && !v.granted && d.tooLate(v.wait):
-		return nil, b.exhausted(d, v, int(g.waiting.Load()))
-	case !v.granted:
-		v, err = b.queue(ctx, d, g)
-	}
-	if err == nil && v.wait > 0 {
-		if err = b.server.wait(ctx, v.wait, nil); err != nil {
-			v.expense.Settle(0)
-		}
+	if err == nil && !v.granted {
+		v, err = b.queue(ctx, d)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return v.expense, nil
+	e := &expense{b: b, cost: s.Cost, slot: v.slot, taken: v.taken, local: v.local}
+	if v.wait > 0 {
+		if err := b.server.wait(ctx, v.wait, nil); err != nil {
+			e.Settle(0)
+			return nil, err
+		}
+	}
+	return e, nil
 }
 
 // queue waits for a turn to ask, and then for a grant.
-func (b *Budget) queue(ctx context.Context, d demand, g *gate) (verdict, error) {
-	others := func() int { return int(g.waiting.Load()) - 1 }
+func (b *Budget) queue(ctx context.Context, d demand) (verdict, error) {
+	g := &b.gates[d.Priority]
 	g.waiting.Add(1)
 	defer g.waiting.Add(-1)
+	d.queued = 1
 	b.mu.Lock()
 	g.until = later(g.until, d.deadline())
 	b.mu.Unlock()
@@ -106,7 +72,7 @@ func (b *Budget) queue(ctx context.Context, d demand, g *gate) (verdict, error) 
 	case g.turn <- struct{}{}:
 		defer func() { <-g.turn }()
 	case <-timeout.C:
-		return verdict{}, b.exhausted(d, b.estimate(d.Spending), others())
+		return verdict{}, b.exhausted(d, b.estimate(d.Spending))
 	case <-ctx.Done():
 		return verdict{}, context.Cause(ctx)
 	case <-b.server.ctx.Done():
@@ -116,9 +82,6 @@ func (b *Budget) queue(ctx context.Context, d demand, g *gate) (verdict, error) 
 		v, err := b.ask(ctx, d)
 		if err != nil || v.granted {
 			return v, err
-		}
-		if d.tooLate(v.wait) {
-			return v, b.exhausted(d, v, others())
 		}
 		// A question shortly before the time of the units is granted ahead.
 		nap := max(shortNap, v.wait-ahead/2) - time.Duration(rand.Int64N(int64(shortNap/2)))
@@ -147,10 +110,10 @@ func (b *Budget) estimate(s guard.Spending) verdict {
 	return verdict{wait: wait}
 }
 
-// exhausted is the error of a call with the last verdict v, while others wait in this
-// process.
-func (b *Budget) exhausted(d demand, v verdict, others int) error {
-	e := &ExhaustedError{Budget: b.name, RetryAfter: v.wait, Allows: b.limit.words()}
+// exhausted is the error of a call with the last verdict v.
+func (b *Budget) exhausted(d demand, v verdict) error {
+	allows := fmt.Sprintf("%d in %v, with a burst of %d", b.limit.Rate, b.limit.Per, b.limit.Burst)
+	e := &ExhaustedError{Budget: b.name, RetryAfter: v.wait, Allows: allows}
 	switch {
 	case v.full: // a call may end at any time, so the wait is only a poll interval
 		e.Allows = fmt.Sprintf("%d calls under way at once", b.limit.MaxInFlight)
@@ -158,7 +121,7 @@ func (b *Budget) exhausted(d demand, v verdict, others int) error {
 		e.Allows = "nothing while the upstream wants a pause"
 		fallthrough
 	default:
-		e.RetryAfter += b.takenBy(others, d, v.wait)
+		e.RetryAfter += b.takenByOthers(d, v.wait)
 	}
 	const ms = time.Millisecond
 	e.RetryAfter = max((e.RetryAfter + ms - 1).Truncate(ms), ms)
@@ -168,23 +131,31 @@ func (b *Budget) exhausted(d demand, v verdict, others int) error {
 	return e
 }
 
-// takenBy is the time for which the other waiters of this process are served after wait:
-// one after the other, until the last of their deadlines. Their costs are unknown and
+// takenByOthers is the time for which the other waiters of this process are served after
+// wait: one after the other, until the last of their deadlines. Their costs are unknown and
 // counted as d's.
-func (b *Budget) takenBy(others int, d demand, wait time.Duration) time.Duration {
+func (b *Budget) takenByOthers(d demand, wait time.Duration) time.Duration {
+	g := &b.gates[d.Priority]
+	others := float64(g.waiting.Load() - d.queued)
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	each := float64(max(d.Cost, 1)) / b.currentLocked().rate()
-	left := float64((time.Until(b.gates[d.Priority].until) - wait).Microseconds())
-	b.mu.Unlock()
-	if left <= 0 {
-		return 0
-	}
-	return micros(each * min(float64(others), math.Floor(left/each)+1))
+	left := float64((time.Until(g.until) - wait).Microseconds())
+	return micros(each * min(others, math.Floor(left/each)+1))
 }
 
-// ask asks once: the known refusals, then Redis, or this process's share while Redis is
-// away.
+// ask asks once. A refusal until after the deadline is an error.
 func (b *Budget) ask(ctx context.Context, d demand) (verdict, error) {
+	v, err := b.question(ctx, d)
+	if err == nil && !v.granted && !time.Now().Add(v.wait).Before(d.deadline()) {
+		err = b.exhausted(d, v)
+	}
+	return v, err
+}
+
+// question goes to the known refusals, then to Redis, or to this process's share while
+// Redis is away.
+func (b *Budget) question(ctx context.Context, d demand) (verdict, error) {
 	early := max(0, min(ahead, time.Until(d.deadline())))
 	b.mu.Lock()
 	v, known := b.refusals.find(time.Now(), d.Spending)
@@ -208,37 +179,32 @@ func (b *Budget) ask(ctx context.Context, d demand) (verdict, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v = b.local.take(time.Now(), d.Spending, early, len(b.held))
-	v.expense = &expense{b: b, cost: d.Cost, local: true}
-	return v, nil
+	return b.local.take(time.Now(), d.Spending, early, len(b.held)), nil
 }
 
 func (b *Budget) askRedis(ctx context.Context, s guard.Spending, early time.Duration) (verdict, error) {
+	slot, asked := "", time.Now()
 	args := []any{s.Cost, decimal(b.limit.capacity(s.Priority)), early.Microseconds(), b.limit.MaxInFlight}
-	e := &expense{b: b, cost: s.Cost}
 	if b.limit.MaxInFlight > 0 {
-		e.slot = b.newSlot()
-		args = append(args, e.slot, b.opts.SlotTTL.Microseconds(), b.server.prefix+"alive:")
+		slot = b.newSlot()
+		args = append(args, slot, b.opts.SlotTTL.Microseconds(), b.server.prefix+"alive:")
 	}
-	asked := time.Now()
-	giveBack := func(r report) {
+	r, err := b.call(ctx, spendScript, func(r report) {
 		if r.first == 0 {
-			e.taken = r.taken
-			e.Settle(0)
+			(&expense{b: b, cost: s.Cost, slot: slot, taken: r.taken}).Settle(0)
 		}
-	}
-	r, err := b.call(ctx, spendScript, giveBack, nil, args...)
+	}, nil, args...)
 	if err != nil {
 		return verdict{}, err
 	}
-	v := verdict{granted: r.first == 0, wait: micros(float64(r.second)), full: r.first == 3, expense: e}
+	v := verdict{wait: micros(float64(r.second)), full: r.first == 3}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if v.granted {
-		e.taken = r.taken
-		if e.slot != "" {
-			b.held[e.slot] = asked.Add(cmp.Or(max(s.MaxHold, 0), defaultHold))
+	if r.first == 0 {
+		if slot != "" {
+			b.held[slot] = asked.Add(cmp.Or(max(s.MaxHold, 0), defaultHold))
 		}
+		v.granted, v.slot, v.taken = true, slot, r.taken
 		return v, nil
 	}
 	if v.full { // calls end at any time, whatever the expiry of their slots
