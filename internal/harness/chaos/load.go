@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // maxOut bounds the callers that are out at once in a process.
@@ -149,7 +150,7 @@ func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, t
 	f := c.begin(key, fill.IdempotencyKey)
 	returned := false
 	defer func() {
-		f.End, f.Err = now(), c.errorKind(err)
+		f.End, f.Err = now(), c.fetchErrorKind(err)
 		if !returned {
 			f.Err = "panic"
 		}
@@ -293,6 +294,15 @@ func (c *child) errorKind(err error) string {
 	}
 	c.write(&report{Odd: err.Error()})
 	return "other"
+}
+
+// fetchErrorKind is errorKind for a fetch, which ends with its lease if no caller can use
+// the value any more. A caller must never be told that.
+func (c *child) fetchErrorKind(err error) string {
+	if errors.Is(err, callers.ErrUnwanted) {
+		return "unwanted"
+	}
+	return c.errorKind(err)
 }
 
 var errorKinds = []struct {
