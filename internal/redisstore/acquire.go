@@ -139,7 +139,11 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 		a := s.acquireOnce(ctx, r, over)
 		switch {
 		case errors.Is(a.Err, errUnsubscribed):
-			if err := s.awaitSubscription(ctx, r.Key, asked, deadline); err != nil {
+			err := s.awaitSubscription(ctx, r.Key, asked, deadline)
+			if s.closing.Load() {
+				err = store.ErrClosed // it has left its liveness channel
+			}
+			if err != nil {
 				return store.Answer{Err: err}
 			}
 		case errors.Is(a.Err, store.ErrUnavailable) && !resent && !r.Once && store.Ended(ctx) == nil && !errors.Is(a.Err, errBreakerOpen):
