@@ -23,6 +23,7 @@ type call struct {
 	told      bool            // the fetch is told the last value
 	maxAge    time.Duration   // of a stored entry that the caller accepts; anyAge: whatever the policy does
 	steps     bool            // instead of fetch: the caller fetches by itself, with a turn
+	paid      bool            // the fetch is paid for already
 	refreshed func(*openTurn) // instead of fetch: refreshes in the background; nil: there are none
 
 	number   uint64 // sequence number, drawn when it is first needed
@@ -339,12 +340,18 @@ func (c *call) fetchInstead(all []*want) {
 		}
 		return
 	}
-	defer leave()
 	for _, w := range late {
 		e.events.report(cache.Unguarded, Event{Key: w.key, Err: w.out.err})
 	}
 	own := *c
 	own.ctx = context.WithValue(c.ctx, slotKey{}, e)
+	defer func() {
+		if t := late[0].out.turn; t != nil {
+			context.AfterFunc(t.ctx, leave)
+		} else {
+			leave()
+		}
+	}()
 	own.fetchOwn(late, UnguardedFetch, func(_ *want, r *fill) { r.private = true })
 }
 
@@ -373,7 +380,11 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 			fills[i].token = randomToken()
 			preset(w, fills[i])
 		}
-		paid, err := e.payAlone(ctx, some[0].key)
+		var paid payment
+		var err error
+		if !c.paid {
+			paid, err = e.payAlone(ctx, some[0].key)
+		}
 		switch {
 		case err != nil:
 			fills = e.givenUp(fills, err)

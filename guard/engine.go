@@ -29,7 +29,7 @@ type engine struct {
 	doomed    atomic.Int64  // flights that ask for a lease though their budget is known to be exhausted
 
 	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
+	cancel  context.CancelCauseFunc
 	closing atomic.Bool
 }
 
@@ -41,7 +41,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	}
 	e.lookups = lookups{e: e, of: map[string]*lookup{}}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
-	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	return e
 }
 
@@ -219,7 +219,7 @@ func (e *engine) keepNear(key string, t ticket, o *outcome) {
 func (e *engine) close() {
 	e.closing.Store(true)
 	e.flights.close()
-	e.cancel()
+	e.cancel(e.errClosed())
 	e.flights.wg.Wait()
 	if e.near != nil {
 		e.near.close()

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -21,6 +20,7 @@ type leader struct {
 	caller   context.Context // the call's own
 	fetch    fetchFunc
 	told     bool            // the fetch is told the last value
+	paid     bool            // no budget pays for the fetch
 	offer    *offer          // instead of fetch: the caller that fetches; nil: none
 	refresh  func(*openTurn) // instead of fetch: refreshes in the background; nil: none
 	flights  []*flight
@@ -33,9 +33,9 @@ func (c *call) newLeader(kind flightKind) *leader {
 	values := c.ctx
 	if kind == background {
 		// No caller waits for it, and so neither does the fetch that it was started from.
-		values = callers.Apart(values)
+		values = apart(values)
 	}
-	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told}
+	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told, paid: c.paid}
 }
 
 // open makes a flight that the leader runs. rd is what its first caller has read.

@@ -7,11 +7,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 )
-
-// errNotWanted ends the wait for a budget when the fetch is of no use any more.
-var errNotWanted = callers.ErrUnwanted
 
 // A payment is what a fetch was paid with before it is made. The zero payment is that
 // of a guard without a budget.
@@ -36,7 +32,7 @@ func refundUnless(used *bool, x Expense) {
 // does, if no other caller waits. The fetch must not be made on an error.
 func (p *part) pay(turns []*turn) (payment, error) {
 	l, e := p.l, p.l.e
-	if e.policy.Budget == nil {
+	if e.policy.Budget == nil || l.paid {
 		return payment{}, nil
 	}
 	s := Spending{Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: e.policy.MaxBudgetWait}
@@ -48,13 +44,13 @@ func (p *part) pay(turns []*turn) (payment, error) {
 		s.Priority, s.MaxWait = Background, 0
 	case !slices.ContainsFunc(turns, func(t *turn) bool { return !t.f.livesOnStale() }):
 		s.MaxWait = 0
-	case p.Lone():
+	case p.lone():
 		s.MaxWait = withinDeadline(s.MaxWait, l.caller)
 	}
 	ctx := p.ctx
 	if s.MaxWait > 0 {
 		var stop func()
-		ctx, stop = callers.WhileWanted(ctx, nil, p.deserted)
+		ctx, stop = whileWanted(ctx, nil, p.deserted)
 		defer stop()
 	}
 	return e.spend(ctx, turns[0].f.key, s)
@@ -139,7 +135,7 @@ const maxDoomed = 8
 func (l *leader) spare(f *flight) (o *outcome, done func()) {
 	e := l.e
 	b := e.policy.Budget
-	if b == nil || f.kind == background || e.policy.MaxBudgetWait > 0 || !b.Exhausted(e.policy.Priority) {
+	if b == nil || l.paid || f.kind == background || e.policy.MaxBudgetWait > 0 || !b.Exhausted(e.policy.Priority) {
 		return nil, func() {}
 	}
 	done = func() { e.doomed.Add(-1) }

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"sync"
 
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -25,7 +24,7 @@ func (e *engine) waitForSlot(ctx context.Context, deserted func() bool) (leave f
 	select {
 	case e.slots <- struct{}{}:
 	default:
-		wanted, stop := callers.WhileWanted(ctx, e.ctx.Done(), deserted)
+		wanted, stop := whileWanted(ctx, e.ctx.Done(), deserted)
 		defer stop()
 		select {
 		case e.slots <- struct{}{}:

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // Stats is what a guard has done in this process since it was made. Numbers are
@@ -139,8 +138,6 @@ func (c *counters) event(kind cache.EventKind) {
 // served counts what one call ended with.
 func (c *counters) served(o *outcome, ended bool) {
 	switch {
-	case ended && errors.Is(o.err, callers.ErrServed):
-		c.fetched.Add(1)
 	case o.err != nil:
 		c.failed(o, ended)
 	case o.source == FromStore:
