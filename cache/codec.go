@@ -45,12 +45,6 @@ func (Raw) ID() byte { return rawID }
 
 // Marshal implements [Codec].
 func (Raw) Marshal(v any) ([]byte, error) {
-	switch v := v.(type) {
-	case []byte:
-		return bytes.Clone(v), nil
-	case string:
-		return []byte(v), nil
-	}
 	rv := reflect.ValueOf(v)
 	if !rv.IsValid() || !isRaw(rv.Type()) {
 		return nil, fmt.Errorf("cache: Raw stores []byte and string, not %T", v)
@@ -63,14 +57,6 @@ func (Raw) Marshal(v any) ([]byte, error) {
 
 // Unmarshal implements [Codec]. It copies data.
 func (Raw) Unmarshal(data []byte, v any) error {
-	switch v := v.(type) {
-	case *[]byte:
-		*v = append([]byte{}, data...)
-		return nil
-	case *string:
-		*v = string(data)
-		return nil
-	}
 	rv := reflect.ValueOf(v)
 	if rv.Kind() != reflect.Pointer || rv.IsNil() || !isRaw(rv.Type().Elem()) {
 		return fmt.Errorf("cache: Raw restores []byte and string, not a %T", v)

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -44,8 +43,7 @@ func (MsgPack) Marshal(v any) ([]byte, error) {
 	}
 	b, err := msgpack.Marshal(v)
 	if err != nil {
-		// A type whose pointer has the encoding methods, url.URL for example, is
-		// encoded only where it can be addressed.
+		// A type with encoding methods on its pointer, like url.URL, must be addressable.
 		if p := addressed(v); p != nil {
 			b, err = msgpack.Marshal(p)
 		}
@@ -171,42 +169,42 @@ func readCode(b []byte) msgPackCode {
 	case c <= 0xbf: // short string
 		return msgPackCode{head: 1, body: int(c & 0x1f), ok: true}
 	case c >= 0xc4 && c <= 0xc6: // bytes
-		return withLength(b, 1<<(c-0xc4), func(n int) msgPackCode { return msgPackCode{body: n} })
+		return withLength(b, 1<<(c-0xc4), 0)
 	case c >= 0xc7 && c <= 0xc9: // extension; its type follows the length
-		code := withLength(b, 1<<(c-0xc7), func(n int) msgPackCode { return msgPackCode{body: n, ext: true} })
+		code := withLength(b, 1<<(c-0xc7), 0)
 		code.head++
+		code.ext = true
 		return code
 	case c >= 0xca && c <= 0xd3: // floats and integers
 		return msgPackCode{head: 1, body: [...]int{4, 8, 1, 2, 4, 8, 1, 2, 4, 8}[c-0xca], ok: true}
 	case c >= 0xd4 && c <= 0xd8: // extensions of 1 to 16 bytes
 		return msgPackCode{head: 2, body: 1 << (c - 0xd4), ext: true, ok: true}
 	case c >= 0xd9 && c <= 0xdb: // strings
-		return withLength(b, 1<<(c-0xd9), func(n int) msgPackCode { return msgPackCode{body: n} })
+		return withLength(b, 1<<(c-0xd9), 0)
 	case c == 0xdc, c == 0xdd: // arrays
-		return withLength(b, 2<<(c-0xdc), func(n int) msgPackCode { return msgPackCode{items: n} })
+		return withLength(b, 2<<(c-0xdc), 1)
 	case c == 0xde, c == 0xdf: // maps
-		return withLength(b, 2<<(c-0xde), func(n int) msgPackCode { return msgPackCode{items: 2 * n} })
+		return withLength(b, 2<<(c-0xde), 2)
 	}
 	return msgPackCode{}
 }
 
-// withLength reads a length field of 1, 2 or 4 bytes behind the code.
-func withLength(b []byte, size int, make func(int) msgPackCode) msgPackCode {
+// withLength reads a length field of 1, 2 or 4 bytes behind the code. It counts values if
+// items is positive, that many for each unit, and else bytes.
+func withLength(b []byte, size, items int) msgPackCode {
+	code := msgPackCode{head: 1 + size, ok: true}
 	if len(b) < 1+size {
-		return msgPackCode{head: 1 + size, ok: true} // longer than b, which the caller checks
+		return code // longer than b, which the caller checks
 	}
-	var n int
-	switch size {
-	case 1:
-		n = int(b[1])
-	case 2:
-		n = int(binary.BigEndian.Uint16(b[1:]))
-	default:
-		// A Redis string has at most 512 MiB, and more would overflow an int of 32 bits.
-		n = int(min(binary.BigEndian.Uint32(b[1:]), 1<<29))
+	var length uint32
+	for _, c := range b[1 : 1+size] {
+		length = length<<8 | uint32(c)
 	}
-	code := make(n)
-	code.head, code.ok = 1+size, true
+	// A Redis string has at most 512 MiB, and more would overflow an int of 32 bits.
+	n := int(min(length, 1<<29))
+	if code.items = n * items; items == 0 {
+		code.body = n
+	}
 	return code
 }
 

@@ -16,8 +16,8 @@ import (
 // A TypeChecker is a [Codec] that knows from a type whether it can encode and decode its
 // values. guard.New asks it. The codecs of this package are TypeCheckers.
 type TypeChecker interface {
-	// CheckType returns an error that names the parts of t whose values cannot be
-	// encoded or decoded. After nil, values in an interface may still fail.
+	// CheckType returns an error that names the parts of t that cannot be encoded or
+	// decoded. After nil, values in an interface may still fail.
 	CheckType(t reflect.Type) error
 }
 
@@ -60,13 +60,13 @@ func (Raw) CheckType(t reflect.Type) error {
 // A format describes the types that a codec can store.
 type format struct {
 	codec string         // its name, and its tag in lower case
-	self  []reflect.Type // interfaces whose methods decode a type's values
+	self  []reflect.Type // interfaces with the methods that decode a type's values
 	kinds []reflect.Kind // of types that have no encoding
 	// methods: interface types with methods are refused, except error if errorAsText.
 	methods, errorAsText bool
 	noEmbedded           bool                    // embedded pointers to structs are refused, unless tagged noinline
 	key                  func(reflect.Type) bool // may be a map's key; nil: all may
-	// byAddress are the interfaces whose methods encode a type's values. If only the
+	// byAddress are interfaces with the methods that encode a type's values. If only the
 	// type's pointer has them, only an addressable value can be encoded.
 	byAddress []reflect.Type
 }
@@ -105,60 +105,52 @@ var jsonTypes = format{
 }
 
 func (f *format) check(t reflect.Type) error {
-	return errors.Join(f.find(t, part{addressable: true}, map[visit]bool{}), f.findNothing(t))
+	return errors.Join(f.find(t, "", true, map[visit]bool{}), f.findNothing(t))
 }
-
-// A part is the position of a type in another one.
-type part struct {
-	where       string // for errors; empty: the type itself
-	addressable bool
-}
-
-func (p part) withAddress(ok bool) part { p.addressable = ok; return p }
 
 type visit struct {
 	t           reflect.Type
 	addressable bool
 }
 
-// find names each type that is t or a part of it and has no encoding.
-func (f *format) find(t reflect.Type, at part, visited map[visit]bool) error {
-	if visited[visit{t, at.addressable}] {
+// find names each type that is t or a part of it and has no encoding. where is the position
+// of t, for errors; empty: t is the whole type.
+func (f *format) find(t reflect.Type, where string, addressable bool, visited map[visit]bool) error {
+	if visited[visit{t, addressable}] {
 		return nil
 	}
-	visited[visit{t, at.addressable}] = true
+	visited[visit{t, addressable}] = true
 	kind := t.Kind()
 	switch {
 	case kind == reflect.Interface:
 		text := f.errorAsText && t == reflect.TypeFor[error]()
 		if f.methods && t.NumMethod() > 0 && !text {
-			return f.cant(t, at, "whose values it could not decode")
+			return f.cant(t, where, "whose values it could not decode")
 		}
 		return nil
-	case !at.addressable && !implementsAny(t, f.byAddress) && implementsAny(reflect.PointerTo(t), f.byAddress):
-		return f.cant(t, at, "in a map, as only its pointer has the methods that encode it")
+	case !addressable && !implementsAny(t, f.byAddress) && implementsAny(reflect.PointerTo(t), f.byAddress):
+		return f.cant(t, where, "in a map, as only its pointer has the methods that encode it")
 	case f.decodesItself(t):
 		return nil
 	case slices.Contains(f.kinds, kind):
-		return f.cant(t, at, "")
+		return f.cant(t, where, "")
 	case kind == reflect.Map && f.key != nil && !f.key(t.Key()):
-		return f.cant(t.Key(), at, "as a map's key")
+		return f.cant(t.Key(), where, "as a map's key")
 	}
 	switch kind {
 	case reflect.Array:
-		return f.find(t.Elem(), at, visited)
+		return f.find(t.Elem(), where, addressable, visited)
 	case reflect.Pointer, reflect.Slice:
-		return f.find(t.Elem(), at.withAddress(true), visited)
+		return f.find(t.Elem(), where, true, visited)
 	case reflect.Map:
-		at = at.withAddress(false)
-		return errors.Join(f.find(t.Key(), at, visited), f.find(t.Elem(), at, visited))
+		return errors.Join(f.find(t.Key(), where, false, visited), f.find(t.Elem(), where, false, visited))
 	case reflect.Struct:
 		var errs []error
 		for field := range t.Fields() {
 			if f.stores(field) {
 				errs = append(errs, f.checkEmbedded(t, field))
-				in := part{fmt.Sprintf("field %s of %v", field.Name, t), at.addressable}
-				errs = append(errs, f.find(field.Type, in, visited))
+				in := fmt.Sprintf("field %s of %v", field.Name, t)
+				errs = append(errs, f.find(field.Type, in, addressable, visited))
 			}
 		}
 		return errors.Join(errs...)
@@ -183,15 +175,15 @@ func (f *format) checkEmbedded(t reflect.Type, field reflect.StructField) error 
 
 func (f *format) tag() string { return strings.ToLower(f.codec) }
 
-func (f *format) cant(t reflect.Type, at part, why string) error {
+func (f *format) cant(t reflect.Type, where, why string) error {
 	text := fmt.Sprintf("cache: %s can't store a %v", f.codec, t)
 	if why != "" {
 		text += " " + why
 	}
-	if at.where == "" {
+	if where == "" {
 		return fmt.Errorf("%s: use another type, or a codec of your own", text)
 	}
-	return fmt.Errorf("%s (%s): tag the field `%s:\"-\"`, give it another type, or use a codec of your own", text, at.where, f.tag())
+	return fmt.Errorf("%s (%s): tag the field `%s:\"-\"`, give it another type, or use a codec of your own", text, where, f.tag())
 }
 
 // findNothing reports that a struct, alone or as an element of t, has no field to store.
