@@ -61,7 +61,7 @@ func TestScriptsAreLoadedAgainWhenRedisForgotThem(t *testing.T) {
 	}
 }
 
-func TestUserWithoutPermissionIsToldSo(t *testing.T) {
+func TestMissingPermissionIsAnError(t *testing.T) {
 	s := server(t)
 	admin := s.Client()
 	if err := admin.Do(t.Context(), "ACL", "SETUSER", "poor", "on", ">pw", "~*", "&*", "+@all", "-zadd").Err(); err != nil {
@@ -220,7 +220,7 @@ func TestDebtIsNotForgottenWhileRedisIsAway(t *testing.T) {
 	}
 }
 
-func TestPauseLearntWhileRedisIsAwayIsToldLater(t *testing.T) {
+func TestPauseDuringAnOutageIsReportedLater(t *testing.T) {
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
 	l := budget.Limit{Rate: 1000, Per: time.Second, Burst: 100}
