@@ -127,8 +127,7 @@ func TestNoWindowHasMoreThanRateAndBurst(t *testing.T) {
 	})
 }
 
-// checkWindows compares every window between two calls with what is allowed in
-// it.
+// checkWindows compares every window between two calls with its limit.
 func checkWindows(t *testing.T, at []time.Time, rate, burst float64, slack time.Duration) {
 	t.Helper()
 	slices.SortFunc(at, time.Time.Compare)
@@ -159,7 +158,7 @@ func TestReserveIsKeptForCriticalCalls(t *testing.T) {
 		if n := count(guard.Critical); n != 2 {
 			t.Errorf("2 more were kept for critical callers, got %d", n)
 		}
-		// Nothing of the rate is lost by what is kept.
+		// The reserve takes no part of the rate.
 		time.Sleep(100 * time.Millisecond)
 		granted := 0
 		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -389,8 +388,7 @@ func (a afterScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// What an upstream says while the pause before it is being told to a Redis that is
-// back is neither lost nor told much later.
+// A pause that begins during the report of an earlier one is reported soon.
 func TestPauseDuringAReportIsReportedToo(t *testing.T) {
 	inBubble(t, 1, perSecond(100, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 		client := s.Client()
@@ -413,8 +411,7 @@ func TestPauseDuringAReportIsReportedToo(t *testing.T) {
 	})
 }
 
-// What a process spends of its share while it tells a Redis that is back what it has
-// spent so far is told, too.
+// Units of the share that are spent during a report of spent units are reported too.
 func TestSpendingDuringAReportIsReportedToo(t *testing.T) {
 	inBubble(t, 1, perSecond(100, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 		client := s.Client()
@@ -555,8 +552,8 @@ func TestUpstreamsLimitIsHeededWhileRedisIsAway(t *testing.T) {
 	})
 }
 
-// What the upstream says is left may have a call in it before that is settled: then
-// its refund is none of what is left. What was counted since is given back.
+// The upstream may count a call before it is settled. Then its refund does not raise the
+// units that are left. Units that were counted since the upstream's answer are refunded.
 func TestRefundIsNeverAboveTheUpstreamsLimit(t *testing.T) {
 	type fleet struct {
 		spend func(cost int) guard.Expense
@@ -781,9 +778,8 @@ func TestClosedBudgetGrantsNothing(t *testing.T) {
 	})
 }
 
-// A Redis whose clock was set back, or one that takes over with another clock, holds
-// nobody up for as long as that: what was granted lies ahead of it, and so does the
-// end of the upstream's word.
+// After a clock was set back, or a failover to another clock, grants and resets lie in the
+// future. They must not delay calls for that long.
 func TestClockSetBackStopsNoCall(t *testing.T) {
 	for _, heard := range []string{"", " 0 50 %d 0 50 0 0.000000000"} {
 		inBubble(t, 1, perSecond(10, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
@@ -825,7 +821,7 @@ func TestEmptiedRedisBeginsAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range held {
-			e.Settle(0) // what is refunded was forgotten
+			e.Settle(0) // Redis forgot the refunded units
 		}
 		n := 0
 		for range 20 {
@@ -876,7 +872,7 @@ func TestCostsAreMadeSane(t *testing.T) {
 	})
 }
 
-// Who has stood in line in vain is told a time, however long it is.
+// The error of a queued call has a time, however long it is.
 func TestRetryAfterOfAQueuedCallDoesNotOverflow(t *testing.T) {
 	yearly := budget.Limit{Rate: 1, Per: 366 * 24 * time.Hour}
 	inBubble(t, 1, yearly, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
@@ -900,7 +896,7 @@ func TestRetryAfterOfAQueuedCallDoesNotOverflow(t *testing.T) {
 	})
 }
 
-// What leaks between two looks may be little: it isn't rounded away.
+// Small amounts that leak between two questions are not rounded away.
 func TestSlowRatesLeakBetweenFrequentQuestions(t *testing.T) {
 	inBubble(t, 1, budget.Limit{Rate: 1, Per: 24 * time.Hour}, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		b := all[0]
@@ -972,8 +968,7 @@ func TestCallsUnderWayAreReportedAgainAfterDataLoss(t *testing.T) {
 	})
 }
 
-// Where the clock was set back, the slots of those who have gone last no longer than
-// any other.
+// After a clock was set back, the slots of dead processes last no longer than others.
 func TestDeadSlotsEndAfterClockIsSetBack(t *testing.T) {
 	l := perSecond(1000, 1000)
 	l.MaxInFlight = 2

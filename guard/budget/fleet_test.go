@@ -14,7 +14,7 @@ import (
 )
 
 // A vendor allows rate calls in any second, and burst on top of that, and answers
-// 429 to what is more.
+// 429 to further calls.
 type vendor struct {
 	rate, burst int
 
@@ -123,7 +123,7 @@ func TestFleetKeepsToTheLimit(t *testing.T) {
 	reached := float64(n-burst) / measured.Seconds() / rate
 	t.Logf("%d calls in %v: %.2f%% of the limit; %d in the busiest second; %d answered with 429; %.0f keys/s asked for: %+v",
 		n, measured, 100*reached, v.busiestSecond(), v.rejected, float64(sum.Asked)/measured.Seconds(), sum)
-	// What was granted evenly may arrive bunched up, by as much as the machine
+	// Evenly granted calls may arrive bunched up, by as much as the machine
 	// stalls. The vendor bears 50 ms of that at any time, and 100 ms after the burst.
 	rejected := v.rejected
 	least := 0.99
@@ -161,7 +161,7 @@ func TestFleetHeedsOneRetryAfter(t *testing.T) {
 	if before == 0 || v.angryAt.IsZero() || sum.Learnt.IsZero() {
 		t.Fatalf("%d calls before; a 429 at %v, which was learnt at %v", before, v.angryAt, sum.Learnt)
 	}
-	flight := 1500 * time.Millisecond // what was granted before may be on its way
+	flight := 1500 * time.Millisecond // earlier grants may be on their way
 	if bounds {
 		flight = 50 * time.Millisecond
 	}
