@@ -28,6 +28,8 @@ const (
 	KeyPaused      EventKind = "paused"          // Duration until it ends, Err
 	RefreshFailed  EventKind = "refresh_failed"  // Err of a fetch in the background, or of Redis, which grants it no lease
 	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Err why, if a fetch failed
+	ReserveEntered EventKind = "reserve_entered" // Err: the store does not answer, and values of the reserve are served
+	ReserveLeft    EventKind = "reserve_left"    // Duration since then: the store answers again
 	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
 	EntryDamaged   EventKind = "entry_damaged"   // Err: what is stored can't be read
 

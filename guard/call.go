@@ -426,7 +426,7 @@ func (c *call) finish(all []*want) {
 			e.reportStale(w.key, w.out)
 			stale = append(stale, w)
 		}
-		e.keepNear(w.key, w.ticket, w.out)
+		e.keep(w.key, w.ticket, w.out)
 	}
 	c.refresh(stale)
 }

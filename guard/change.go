@@ -102,8 +102,8 @@ func (g *Guard[V]) Reset(ctx context.Context, key string) error {
 	return g.change(ctx, store.Reset, []string{key}, nil)[0]
 }
 
-// change changes keys, and has the near cache forget them: this process need not wait to
-// hear of its own changes, nor rely on it. There are entries for Set only.
+// change changes keys, and drops their values from the near cache and the reserve, whether
+// the store answers or not. There are entries for Set only.
 func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []string, entries []*store.Entry) []error {
 	e := g.engine
 	if ctx == nil {
@@ -125,8 +125,8 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 	}
 	errs := e.store.Change(ctx, changes)
 	for i, key := range keys {
-		if g.near != nil {
-			g.near.forget(key)
+		if e.coherence != nil && kind != store.Reset {
+			e.coherence.forget(key)
 		}
 		errs[i] = e.changeError(ctx, errs[i])
 	}
@@ -180,9 +180,9 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 	}
 	stored := e.storeTags(tags)
 	err := e.store.ChangeTags(ctx, what, stored)
-	if g.near != nil {
+	if e.coherence != nil {
 		for _, t := range stored {
-			g.near.forgetTag(t)
+			e.coherence.forgetTag(t)
 		}
 	}
 	return e.changeError(ctx, err)

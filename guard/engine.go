@@ -19,7 +19,10 @@ type engine struct {
 	packer packer
 	tagsOf func(key string, value any) []string // nil: none
 	events reporter
-	near   *near // nil: none
+
+	coherence *coherence // nil: this process keeps no values
+	near      *near      // nil: none
+	reserve   *reserve   // nil: none
 
 	lookups   lookups
 	flights   *flights
@@ -45,6 +48,29 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	return e
 }
 
+// keepValues makes what keeps values in this process. raw says that values are bytes as they
+// are stored.
+func (e *engine) keepValues(raw bool) error {
+	p := &e.policy
+	reserved := !p.Reserve.Off && p.WhenUnavailable != FailClosed
+	if !reserved && !p.Near.on() {
+		return nil
+	}
+	e.coherence = newCoherence()
+	if p.Near.on() {
+		var err error
+		if e.near, err = newNear(e.coherence, p.Near); err != nil {
+			return err
+		}
+	}
+	if reserved {
+		e.reserve = newReserve(e.coherence, p.Reserve, raw)
+	}
+	e.coherence.near, e.coherence.reserve = e.near, e.reserve
+	e.coherence.follow(e.store, e.storePrefix())
+	return nil
+}
+
 // storeKey is the user's key as the store knows it. A name can't hold a colon, so no
 // two guards share a key.
 func (e *engine) storeKey(key string) string { return e.storePrefix() + key }
@@ -59,8 +85,8 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		e.events.served(w.out, ctx.Err() != nil)
 		return w.out
 	}
-	if e.near != nil {
-		w.ticket = e.near.ticket(key)
+	if e.coherence != nil {
+		w.ticket = e.coherence.ticket(key)
 	}
 	number := uint64(0)
 	if maxAge != anyAge {
@@ -71,7 +97,7 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 			e.lookups.leave(w.lookup)
 		}
 		e.events.served(w.out, ctx.Err() != nil)
-		e.keepNear(key, w.ticket, w.out)
+		e.keep(key, w.ticket, w.out)
 		return w.out
 	}
 	c, slowly := slow(), w // w itself would be allocated for hits, too
@@ -87,7 +113,10 @@ func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 		w.lookup = e.lookups.join(ctx, w.key, kind)
 	}
 	if w.lookup != nil {
-		w.rd = w.lookup.wait(ctx)
+		w.rd, w.out = w.lookup.waitHedged(ctx, func(why error) *outcome { return e.fromReserve(w.key, maxAge, why) })
+		if w.out != nil {
+			return
+		}
 	}
 	if w.rd == nil {
 		w.out = &outcome{then: fetch}
@@ -104,6 +133,11 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 	if w.out = e.endedFor(ctx, w.rd.err); w.out != nil {
 		return
 	}
+	if w.rd.err == nil {
+		e.answered()
+	} else if w.out = e.fromReserve(w.key, maxAge, w.rd.err); w.out != nil {
+		return
+	}
 	w.out = e.judge(w.key, w.rd)
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
 		w.out = &outcome{then: fetch}
@@ -118,7 +152,7 @@ func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r
 // expectsMiss reports whether a call had better ask for the lease at once. Within a
 // fetch of its own key, or without a budget for a fetch, only a stored entry can help.
 func (e *engine) expectsMiss(ctx context.Context, key string) bool {
-	return e.foresight.miss() && !within(ctx, e, key) &&
+	return e.foresight.miss() && !within(ctx, e, key) && (e.reserve == nil || e.reserve.get(key) == nil) &&
 		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
@@ -208,8 +242,9 @@ func (e *engine) reportStale(key string, o *outcome) {
 	}
 }
 
-// keepNear puts a value into the near cache, if there is one.
-func (e *engine) keepNear(key string, t ticket, o *outcome) {
+// keep puts a value into the near cache and the reserve, if there are such.
+func (e *engine) keep(key string, t ticket, o *outcome) {
+	e.keepReserved(key, t, o)
 	if e.near != nil && o.err == nil && o.stored && o.source != Stale {
 		e.near.put(key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
 	}
@@ -221,6 +256,9 @@ func (e *engine) close() {
 	e.flights.close()
 	e.cancel()
 	e.flights.wg.Wait()
+	if e.coherence != nil {
+		e.coherence.feed.Close()
+	}
 	if e.near != nil {
 		e.near.close()
 	}

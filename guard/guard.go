@@ -83,11 +83,8 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 	if o.tagsOf != nil {
 		e.tagsOf = func(key string, value any) []string { return o.tagsOf(key, *value.(*V)) }
 	}
-	if policy.Near.on() {
-		var err error
-		if e.near, err = newNear(e.store, e.storeKey(""), policy.Near); err != nil {
-			return nil, err
-		}
+	if err := e.keepValues(coderOf[V]{codec}.raw()); err != nil {
+		return nil, err
 	}
 	return &Guard[V]{engine: e, near: e.near, clone: o.clone}, nil
 }

@@ -25,6 +25,7 @@ type leader struct {
 	refresh  func(*openTurn) // instead of fetch: refreshes in the background; nil: none
 	flights  []*flight
 	turns    []*turn   // granted, in the order of the flights
+	slot     func()    // gives back the slot of a leader that refreshes values of the reserve; nil: it has none
 	stamping *stamping // the clock of tags, read beside the first acquire; nil: not
 }
 
@@ -52,6 +53,7 @@ func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *fli
 		},
 	}
 	if rd != nil {
+		f.reserved = rd.reserved
 		f.know(rd)
 	}
 	l.flights = append(l.flights, f)
@@ -116,6 +118,15 @@ func (l *leader) run() {
 		l.fetchTurns()
 		return
 	}
+	if slices.ContainsFunc(l.flights, func(f *flight) bool { return f.reserved }) {
+		if !l.takeSlot() {
+			for _, f := range l.flights {
+				f.settle(l.e.noSlot())
+			}
+			return
+		}
+		defer l.leaveSlot()
+	}
 	l.readForced()
 	var asked, away []*flight
 	for _, f := range l.flights {
@@ -169,6 +180,13 @@ func (l *leader) runAlone(f *flight) {
 		l.turns = []*turn{{f: f, source: Fetched}}
 		l.fetchTurns()
 		return
+	}
+	if f.reserved {
+		if !l.takeSlot() {
+			f.settle(l.e.noSlot())
+			return
+		}
+		defer l.leaveSlot()
 	}
 	l.readForced()
 	var a store.Answer
@@ -315,6 +333,9 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 	if f.refusesUnguarded() {
 		return &outcome{err: unavailable(why), own: true, moment: always}
 	}
+	if o := f.fetchedMeanwhile(l.ctx, why); o != nil {
+		return o
+	}
 	leave := l.e.waitForSlot(l.ctx, f.abandoned)
 	if leave == nil {
 		return l.e.noSlot()
@@ -328,7 +349,7 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 
 // refusesUnguarded reports whether the flight may not fetch without a lease.
 func (f *flight) refusesUnguarded() bool {
-	return f.kind == background || f.e.policy.WhenUnavailable == FailClosed
+	return f.kind == background && !f.reserved || f.e.policy.WhenUnavailable == FailClosed
 }
 
 // goWithoutStore starts another leader for the flights that got no answer from the
@@ -353,8 +374,20 @@ func (l *leader) goWithoutStore(away []*flight) {
 	if len(other.flights) == 0 {
 		return
 	}
+	l.slot = nil // the other leader gives it back
 	l.e.flights.wg.Go(func() {
+		defer other.leaveSlot()
 		other.protect(func() {
+			other.flights = slices.DeleteFunc(other.flights, func(f *flight) bool {
+				o := f.fetchedMeanwhile(l.ctx, f.readErr)
+				if o != nil {
+					f.settle(o)
+				}
+				return o != nil
+			})
+			if len(other.flights) == 0 {
+				return
+			}
 			leave := l.e.waitForSlot(l.ctx, other.abandoned)
 			for _, f := range other.flights {
 				if leave == nil || !other.goUnguarded(f, leave, f.readErr) {

@@ -84,6 +84,9 @@ type Policy struct {
 	// Near is the near cache. Default none.
 	Near Near
 
+	// Reserve is what is served while Redis does not answer. Default on.
+	Reserve Reserve
+
 	// Beta scales how early, before its TTL ends, a value that is in use is
 	// refreshed in the background: by about one and a half times what its last
 	// fetch took, times Beta. Default 1; NoEarlyRefresh waits for the TTL.
@@ -214,6 +217,7 @@ func (p Policy) withDefaults() Policy {
 	if p.Near.on() {
 		def(&p.Near.TTL, 10*time.Second)
 	}
+	def(&p.Reserve.MaxBytes, defaultReserve)
 	def(&p.Beta, 1)
 	def(&p.Negative, 5*time.Second)
 	if p.TTL >= time.Millisecond { // else that is what is wrong
@@ -251,7 +255,7 @@ func (p Policy) validate() error {
 	if err := checkTags(p.Tags); err != nil {
 		bad("Tags: %w", err)
 	}
-	if err := p.Near.validate(); err != nil {
+	if err := errors.Join(p.Near.validate(), p.Reserve.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if !(p.Beta > 0 || p.Beta == NoEarlyRefresh) || math.IsInf(p.Beta, 0) {
