@@ -81,7 +81,7 @@ func TestHitsAskNoBudget(t *testing.T) {
 	})
 }
 
-func TestStaleValueIsServedWhenTheBudgetIsExhausted(t *testing.T) {
+func TestExhaustedBudgetServesStaleValues(t *testing.T) {
 	inRedis(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.StaleIfError = time.Hour; p.MaxBudgetWait = time.Minute })
 		g := payers(w, 1, budget.Limit{Rate: 1, Per: time.Hour, Burst: 1}, p)[0]
@@ -102,7 +102,7 @@ func TestStaleValueIsServedWhenTheBudgetIsExhausted(t *testing.T) {
 	})
 }
 
-func TestCallerWaitsForTheBudgetAsLongAsItMay(t *testing.T) {
+func TestCallerWaitsForTheBudgetUntilItsDeadline(t *testing.T) {
 	inRedis(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.MaxBudgetWait = 3 * time.Second })
 		g := payers(w, 1, budget.Limit{Rate: 1, Per: 2 * time.Second, Burst: 1}, p)[0]
@@ -201,7 +201,7 @@ func TestRefreshesGiveWayToCallers(t *testing.T) {
 	})
 }
 
-func TestFetchSaysWhatItCost(t *testing.T) {
+func TestFetchStatesItsCost(t *testing.T) {
 	inRedis(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.Cost = 30 })
 		g := payers(w, 1, aSecond(10, 100), p)[0]
@@ -257,7 +257,7 @@ func TestUnguardedFetchesArePaidFromTheShare(t *testing.T) {
 	})
 }
 
-func TestWaitForABudgetEndsWhenNobodyWantsTheFetch(t *testing.T) {
+func TestUnwantedFetchEndsItsBudgetWait(t *testing.T) {
 	inRedis(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.MaxBudgetWait = time.Hour; p.FetchTimeout = time.Minute })
 		all := payers(w, 2, budget.Limit{Rate: 1, Per: time.Minute, Burst: 1}, p)

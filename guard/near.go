@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/klauspost/compress/s2"
 	"github.com/maypok86/otter/v2"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -27,9 +28,9 @@ type Near struct {
 	// MaxBytes bounds the encoded size of the values, before compression, and of
 	// their keys.
 	MaxBytes int
-	// TTL bounds how long a value is used without asking Redis, and with it what a
-	// lost invalidation can cost: a failover may lose one. At least 1 ms. Default
-	// 10 s, and never longer than the value is fresh.
+	// TTL bounds how long a value is used without asking Redis. It also bounds the age of
+	// a value whose invalidation was lost, in a failover for example. At least 1 ms.
+	// Default 10 s, and never longer than the value is fresh.
 	TTL time.Duration
 }
 
@@ -137,10 +138,21 @@ func (n *near) put(key string, t ticket, value any, r *store.Reading, due time.D
 	})
 }
 
-// whileRefreshing is how long a value is used whose refresh is due.
+// whileRefreshing bounds the use of a value that is due to be refreshed.
 const whileRefreshing = 20 * time.Millisecond
 
 func (n *near) close() {
 	n.values.InvalidateAll()
 	n.values.StopAllGoroutines()
+}
+
+// encodedSize is the size of an entry's payload before it was compressed, as far as
+// can be told.
+func encodedSize(e *store.Entry) int {
+	if e.Flags&store.FlagCompressed != 0 {
+		if n, err := s2.DecodedLen(e.Payload); err == nil {
+			return n
+		}
+	}
+	return len(e.Payload)
 }

@@ -28,18 +28,17 @@ import (
 // that need the barrier through outages turn the reserve off. A guard with FailClosed has
 // no reserve.
 type Reserve struct {
-	// Off turns the reserve off: without Redis, each call then waits for a fetch.
-	Off bool
 	// MaxBytes bounds the memory of the values, encoded, with their keys and an allowance of
-	// 512 bytes each. A value that has to be decoded counts twice. Default 32 MiB.
+	// 512 bytes each. A value that has to be decoded counts twice. Default 32 MiB; Off turns
+	// the reserve off: without Redis, each call then waits for a fetch.
 	MaxBytes int
 	// MaxEntries bounds the number of values. Default: only MaxBytes bounds it.
 	MaxEntries int
 }
 
 func (r Reserve) validate() error {
-	if r.MaxBytes < 0 || r.MaxEntries < 0 {
-		return fmt.Errorf("guard: Policy.Reserve has MaxBytes %d and MaxEntries %d: neither may be negative (set Off to have no reserve)", r.MaxBytes, r.MaxEntries)
+	if r.MaxBytes < 0 && r.MaxBytes != Off || r.MaxEntries < 0 {
+		return fmt.Errorf("guard: Policy.Reserve has MaxBytes %d and MaxEntries %d: neither may be negative (set MaxBytes to Off to have no reserve)", r.MaxBytes, r.MaxEntries)
 	}
 	return nil
 }
@@ -427,13 +426,10 @@ func (f *flight) fetchedMeanwhile(ctx context.Context, why error) *outcome {
 // takeSlot gives a leader that refreshes values of the reserve one of the slots of fetches
 // without a lease, unless all are taken. The values are served meanwhile.
 func (l *leader) takeSlot() bool {
-	select {
-	case l.e.slots <- struct{}{}:
-	default:
+	if l.slot = l.e.slots.try(); l.slot == nil {
 		return false
 	}
-	l.slot = sync.OnceFunc(func() { <-l.e.slots })
-	l.ctx = context.WithValue(l.ctx, slotKey{}, l.e)
+	l.ctx = context.WithValue(l.ctx, slotKey{}, l.e.slots)
 	return true
 }
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // away opens a guard whose Redis can be cut off, in a bubble.
@@ -253,7 +253,7 @@ func TestHeardChangeRemovesTheReserveValue(t *testing.T) {
 
 func TestGuardWithoutReserveFetches(t *testing.T) {
 	for name, change := range map[string]func(p *guard.Policy){
-		"off":         func(p *guard.Policy) { p.Reserve.Off = true },
+		"off":         func(p *guard.Policy) { p.Reserve.MaxBytes = guard.Off },
 		"fail closed": func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestSecondCallFindsWhatTheFirstFetched(t *testing.T) {
+func TestSecondCallFindsTheFirstValue(t *testing.T) {
 	cmd := exec.Command("go", "run", ".")
 	cmd.Env = append(os.Environ(), "REDIS_URL=")
 	out, err := cmd.CombinedOutput()

@@ -106,7 +106,7 @@ func chromium(t *testing.T) string {
 	return ""
 }
 
-func TestPageIsReadableInLightAndDarkWideAndNarrow(t *testing.T) {
+func TestPageIsReadableInAllLayouts(t *testing.T) {
 	browser := chromium(t)
 	page := makePage(t)
 	var mu sync.Mutex
