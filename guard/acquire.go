@@ -121,6 +121,8 @@ func (l *leader) take(f *flight, a store.Answer) *outcome {
 		return f.wait(l.ctx, time.Until(f.heldUntil))
 	case a.Err != nil:
 		return l.withoutStore(f, a.Err)
+	case a.Verdict == store.HasEntry && a.Reading.Found && l.e.backlog.covers(f.key, &a.Reading.Entry, f.sent):
+		return l.withoutStore(f, errQueuedChange)
 	case a.Verdict == store.Granted:
 		l.grant(f, a.Lease)
 		l.releaseTaken()

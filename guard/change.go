@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -121,12 +122,17 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 			changes[i].Entry = entries[i]
 		}
 	}
+	number := e.sequence.Add(1)
 	errs := e.store.Change(ctx, changes)
 	for i, key := range keys {
+		queued := e.backlog.takeKey(key, kind, number, errs[i])
 		if e.coherence != nil && kind != store.Reset {
 			e.coherence.forget(key)
 		}
-		errs[i] = e.changeError(ctx, errs[i])
+		if errs[i] = e.changeError(ctx, errs[i]); queued {
+			e.events.report(cache.ChangeQueued, Event{Key: key, Err: errs[i]})
+			errs[i] = &queuedError{errs[i]}
+		}
 	}
 	return errs
 }
@@ -164,11 +170,20 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 		return e.errorFor(o)
 	}
 	stored := e.tags.stored(tags)
+	number := e.sequence.Add(1)
 	err := e.store.ChangeTags(ctx, what, stored)
-	if e.coherence != nil {
-		for _, t := range stored {
+	queued := len(stored)
+	for _, t := range stored {
+		if !e.backlog.takeTag(t, what, number, err) {
+			queued--
+		}
+		if e.coherence != nil {
 			e.coherence.forgetTag(t)
 		}
 	}
-	return e.changeError(ctx, err)
+	if err = e.changeError(ctx, err); queued == len(stored) {
+		e.events.report(cache.ChangeQueued, Event{Err: err})
+		err = &queuedError{err}
+	}
+	return err
 }

@@ -24,6 +24,7 @@ type engine struct {
 	coherence *coherence // nil: this process keeps no values
 	near      *near      // nil: none
 	reserve   *reserve   // nil: none
+	backlog   *backlog
 
 	lookups   lookups
 	flights   *flights
@@ -48,6 +49,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	e.payer.policy, e.payer.events = &e.policy, &e.events
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
+	e.backlog = newBacklog(e, p.MaxQueued)
 	return e
 }
 
@@ -138,8 +140,12 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 	}
 	if w.rd.err == nil {
 		e.answered()
-	} else if w.out = e.fromReserve(w.key, maxAge, w.rd.err); w.out != nil {
-		return
+		w.rd = e.unlessQueued(w.key, w.rd)
+	}
+	if w.rd.err != nil {
+		if w.out = e.fromReserve(w.key, maxAge, w.rd.err); w.out != nil {
+			return
+		}
 	}
 	w.out = e.judge(w.key, w.rd)
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
@@ -230,10 +236,14 @@ func (e *engine) keep(key string, t ticket, o *outcome) {
 }
 
 // close ends all flights. Those that hold a lease release it.
-func (e *engine) close() {
-	e.closing.Store(true)
+func (e *engine) close() error {
+	if e.closing.Swap(true) {
+		return nil
+	}
+	err := e.backlog.close()
 	e.flights.close()
 	e.cancel()
+	e.backlog.wg.Wait()
 	e.flights.wg.Wait()
 	if e.coherence != nil {
 		e.coherence.feed.Close()
@@ -241,6 +251,16 @@ func (e *engine) close() {
 	if e.near != nil {
 		e.near.close()
 	}
+	return err
+}
+
+// unlessQueued is the read, or one without an answer if the entry is not to be served, as
+// its invalidation is queued.
+func (e *engine) unlessQueued(key string, rd *read) *read {
+	if rd.reading.Found && e.backlog.covers(key, &rd.reading.Entry, rd.at) {
+		return &read{err: errQueuedChange, at: rd.at}
+	}
+	return rd
 }
 
 // misused is the error of a call with a nil context, or else with a nil fetch.

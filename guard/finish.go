@@ -22,7 +22,7 @@ func (c *call) maskOne(w *want, o *outcome) *outcome {
 		w.rd = e.lookups.read(c.ctx, w.key)
 	}
 	r, waited := w.rd.found(), w.rd.waited()
-	if !servableIfError(r, waited) {
+	if !servableIfError(r, waited) || e.backlog.covers(w.key, &r.Entry, w.rd.at) {
 		return o
 	}
 	value, err := e.packer.unpack(w.key, w.rd)

@@ -255,6 +255,9 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V],
 	if rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
+	if rd = e.unlessQueued(key, rd); rd.err != nil {
+		return Result[V]{}, unavailable(rd.err)
+	}
 	r := rd.reading
 	if r.Found && r.Entry.Kind == store.Negative && r.Fresh() {
 		return Result[V]{}, ErrNotFound

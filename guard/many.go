@@ -87,7 +87,7 @@ func (ws *wants) add(w *want) {
 // nil.
 func (c *call) fresh(r *store.Reading, decode func([]byte) (any, error)) any {
 	p := &c.e.policy
-	if r == nil || decide(r, p) != serve || due(r, p.Beta) || c.maxAge == 0 || c.maxAge > 0 && r.Age > c.maxAge {
+	if r == nil || c.e.backlog.size.Load() != 0 || decide(r, p) != serve || due(r, p.Beta) || c.maxAge == 0 || c.maxAge > 0 && r.Age > c.maxAge {
 		return nil
 	}
 	value, err := c.e.packer.decode(r, decode)

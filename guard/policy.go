@@ -164,6 +164,12 @@ type Policy struct {
 	// for them. Default 32.
 	MaxUnguarded int
 
+	// MaxQueued bounds the invalidations that this process keeps because Redis did not
+	// acknowledge them, to carry them out when it answers again (ErrQueued). A change beyond
+	// the bound is not kept, and its error does not wrap ErrQueued. Default 65,536 keys and
+	// tags; Off keeps none.
+	MaxQueued int
+
 	// MaxBatch bounds the keys of one call of GetMany's fetch. More keys take several calls,
 	// one after the other. Default 1000.
 	MaxBatch int
@@ -234,6 +240,7 @@ func (p Policy) withDefaults() Policy {
 	def(&p.Quarantine, max(time.Minute, 2*(p.FetchTimeout+p.MaxBudgetWait+p.Lease)))
 	def(&p.WaitTimeout, p.FetchTimeout+p.MaxBudgetWait+p.Lease)
 	def(&p.MaxUnguarded, 32)
+	def(&p.MaxQueued, 1<<16)
 	def(&p.MaxBatch, 1000)
 	def(&p.MaxBytes, 16<<20)
 	return p
@@ -270,6 +277,9 @@ func (p Policy) validate() error {
 	}
 	if p.MaxUnguarded < 1 {
 		bad("MaxUnguarded is %d, must be at least 1", p.MaxUnguarded)
+	}
+	if p.MaxQueued < 1 && p.MaxQueued != Off {
+		bad("MaxQueued is %d, must be at least 1, or Off", p.MaxQueued)
 	}
 	if p.MaxBatch < 1 {
 		bad("MaxBatch is %d, must be at least 1", p.MaxBatch)

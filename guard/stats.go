@@ -48,6 +48,8 @@ type Stats struct {
 	ReserveEntries int    // in the reserve now
 	ReserveBytes   int    // that they take up, about
 
+	Queued int // invalidations that Redis has not acknowledged
+
 	// InFlight lists the flights that are under way.
 	InFlight []Flight
 }
@@ -93,6 +95,7 @@ func statsOf(e *engine) Stats {
 		s.NearEvictions = e.near.evictions.Load()
 		s.NearEntries = e.near.values.EstimatedSize()
 	}
+	s.Queued = int(e.backlog.left.Load())
 	if e.reserve != nil {
 		s.ReserveHits = e.reserve.hits.Load()
 		s.ReserveEntries, s.ReserveBytes = e.reserve.size()
