@@ -69,7 +69,7 @@ func (e *engine) keepValues(raw bool) error {
 		}
 	}
 	if reserved {
-		e.reserve = newReserve(e.coherence, p.Reserve, raw)
+		e.reserve = newReserve(e.coherence, p.Reserve, raw, p.MaxUnguarded)
 	}
 	e.coherence.near, e.coherence.reserve = e.near, e.reserve
 	e.coherence.follow(e.store, e.storePrefix())
@@ -148,6 +148,12 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 		}
 	}
 	w.out = e.judge(w.key, w.rd)
+	if w.out.then == fetch && maxAge == anyAge && w.rd.reading != nil && w.rd.reading.Seen == "" {
+		if o := e.recovering(w.key); o != nil {
+			w.out = o
+			return
+		}
+	}
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
 		w.out = &outcome{then: fetch}
 	}

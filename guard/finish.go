@@ -77,7 +77,9 @@ func (c *call) refresh(ws []*want) {
 	if len(ws) == 0 || c.steps && c.refreshed == nil || e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
 		return // or each stale hit would ask for a lease to be told so
 	}
-	ws = slices.DeleteFunc(ws, func(w *want) bool { return e.flights.has(background, w.key) })
+	ws = slices.DeleteFunc(ws, func(w *want) bool {
+		return e.flights.has(background, w.key) || w.out.refresh.reserved && !e.reserve.mayRefresh()
+	})
 	l := c.newLeader(background)
 	l.refresh = c.refreshed
 	solo := len(ws) == 1

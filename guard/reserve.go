@@ -50,6 +50,12 @@ const (
 	reserveAllowance = 512
 	// reserveWays is how many values a set of the table holds.
 	reserveWays = 8
+	// refreshShare is the part of Policy.MaxUnguarded that refreshes of the reserve's values
+	// may take up. Callers that wait have the rest.
+	refreshShare = 4
+	// recovery is for how long after an outage the values from before it stand in for
+	// entries that Redis has lost, while they are refreshed.
+	recovery = 10 * time.Second
 	// firstSets is how many sets a table starts with. It grows with the values.
 	firstSets = 16
 )
@@ -75,6 +81,9 @@ type reserve struct {
 	entries    int
 	hand       int // the next set to make room in
 
+	before     atomic.Uint64 // the era before this one
+	refreshing chan struct{} // holds a place for each refresh under way
+
 	inUse    atomic.Bool
 	entered  atomic.Int64 // since began; while inUse
 	lastUsed atomic.Int64 // since began
@@ -97,8 +106,11 @@ type reserved struct {
 	used  atomic.Bool // since the hand came by
 }
 
-func newReserve(c *coherence, cfg Reserve, raw bool) *reserve {
-	s := &reserve{coherence: c, raw: raw, maxBytes: cfg.MaxBytes, maxEntries: cfg.MaxEntries, began: time.Now()}
+func newReserve(c *coherence, cfg Reserve, raw bool, maxUnguarded int) *reserve {
+	s := &reserve{
+		coherence: c, raw: raw, maxBytes: cfg.MaxBytes, maxEntries: cfg.MaxEntries, began: time.Now(),
+		refreshing: make(chan struct{}, max(1, maxUnguarded/refreshShare)),
+	}
 	if s.maxEntries == 0 {
 		s.maxEntries = max(1, s.maxBytes/reserveAllowance)
 	}
@@ -186,7 +198,7 @@ func (s *reserve) sizeOf(key string, e *store.Entry) int {
 // placeLocked puts v in place of the key's last value, into a free place, or in place of
 // the value of its set that is least worth keeping.
 func (s *reserve) placeLocked(v *reserved) {
-	if table := s.table.Load(); s.entries > len(table.sets)*reserveWays/2 {
+	if table := s.table.Load(); s.entries > len(table.sets)*reserveWays/4 { // or many a set is full
 		s.growLocked(table)
 	}
 	set := s.table.Load().set(v.hash)
@@ -360,8 +372,8 @@ func (e *engine) answered() {
 	if s == nil {
 		return
 	}
-	if last := e.coherence.feed.Last(); last != s.era.Load() {
-		s.era.Store(last)
+	if last, era := e.coherence.feed.Last(), s.era.Load(); last != era && s.era.CompareAndSwap(era, last) {
+		s.before.Store(era)
 	}
 	if !s.inUse.Load() {
 		return
@@ -423,12 +435,54 @@ func (f *flight) fetchedMeanwhile(ctx context.Context, why error) *outcome {
 	return o
 }
 
+// recovering is the outcome for a key that the store has no entry of, soon after an outage:
+// the value from before it, while it is refreshed. Else all that Redis has lost would be
+// fetched at once.
+func (e *engine) recovering(key string) *outcome {
+	s := e.reserve
+	if s == nil {
+		return nil
+	}
+	if last := s.lastUsed.Load(); last == 0 || time.Since(s.began)-time.Duration(last) > recovery {
+		return nil
+	}
+	v := s.find(s.coherence.hash(key), key)
+	if v == nil || v.era != s.era.Load() && v.era != s.before.Load() || v.since.changed() {
+		return nil
+	}
+	o := e.judgeReserved(key, v.read, errLost)
+	if o == nil || o.err != nil {
+		return nil
+	}
+	s.hits.Add(1)
+	o.refresh = v.read
+	return o
+}
+
+// errLost: Redis has come back without the entry.
+var errLost = fmt.Errorf("%w: it has lost the entry", store.ErrUnavailable)
+
+// mayRefresh reports whether a refresh of a value of the reserve would find a place.
+func (s *reserve) mayRefresh() bool { return len(s.refreshing) < cap(s.refreshing) }
+
 // takeSlot gives a leader that refreshes values of the reserve one of the slots of fetches
 // without a lease, unless all are taken. The values are served meanwhile.
 func (l *leader) takeSlot() bool {
-	if l.slot = l.e.slots.try(); l.slot == nil {
+	s := l.e.reserve
+	select {
+	case s.refreshing <- struct{}{}:
+	default:
 		return false
 	}
+	leave := l.e.slots.try()
+	if leave == nil {
+		<-s.refreshing
+		return false
+	}
+	l.slot = sync.OnceFunc(func() {
+		leave()
+		<-s.refreshing
+	})
 	l.ctx = context.WithValue(l.ctx, slotKey{}, l.e.slots)
 	return true
 }

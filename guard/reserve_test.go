@@ -331,3 +331,56 @@ func TestMaxAgeBoundsTheReserve(t *testing.T) {
 		}
 	})
 }
+
+func TestEmptyRedisIsRefilledAtABoundedRate(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 8 }) // two refreshes at once
+	away(t, p, func(w *world, n *network, g *guard.Guard[string]) {
+		const keys = 50
+		var running, most, fetches atomic.Int32
+		fetch := func(context.Context) (string, error) {
+			now := running.Add(1)
+			defer running.Add(-1)
+			for m := most.Load(); now > m && !most.CompareAndSwap(m, now); m = most.Load() {
+			}
+			fetches.Add(1)
+			time.Sleep(20 * time.Millisecond)
+			return "v", nil
+		}
+		for range 2 {
+			for i := range keys {
+				get(w, g, fmt.Sprint("k", i), fetch)
+			}
+		}
+		n.cut()
+		for i := range keys {
+			get(w, g, fmt.Sprint("k", i), never)
+		}
+		w.server.FlushAll()
+		n.refuses.Store(false)
+		time.Sleep(3 * time.Second) // fake: until the store is at work
+		fetches.Store(0)
+		most.Store(0)
+		for range 100 {
+			var wg sync.WaitGroup
+			for i := range keys {
+				wg.Go(func() {
+					start := time.Now()
+					get(w, g, fmt.Sprint("k", i), fetch)
+					if took := time.Since(start); took > time.Millisecond {
+						w.Errorf("a caller waited %v", took)
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(20 * time.Millisecond)
+		}
+		if fetches.Load() != keys || most.Load() > 2 {
+			w.Errorf("%d fetches of %d keys, %d at once", fetches.Load(), keys, most.Load())
+		}
+		for i := range keys {
+			if _, src := source(w, g, fmt.Sprint("k", i)); src != guard.FromStore {
+				w.Errorf("k%d is from %v", i, src)
+			}
+		}
+	})
+}
