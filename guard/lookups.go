@@ -170,7 +170,7 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 	} else {
 		lk.reading = r
 		if s := ls.e.reserve; s != nil {
-			s.took(time.Since(lk.at))
+			s.took(lk.at)
 		}
 	}
 	ls.mu.Lock()
@@ -228,9 +228,9 @@ func (lk *lookup) waitHedged(ctx context.Context, instead func(why error) *outco
 		t.Stop()
 		s.timers.Put(t)
 	}()
-	for {
+	for n := 1; ; n++ {
 		d := s.patience()
-		end := time.Now().Add(d)
+		begin := time.Now()
 		t.Reset(d)
 		select {
 		case <-lk.done:
@@ -241,7 +241,7 @@ func (lk *lookup) waitHedged(ctx context.Context, instead func(why error) *outco
 			return lk.wait(ctx), nil
 		case <-t.C:
 		}
-		if time.Since(end) > hedgeSlack {
+		if !s.silent(begin, d, n) {
 			continue
 		}
 		if o := instead(errSilent); o != nil {

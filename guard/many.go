@@ -128,10 +128,14 @@ func (c *call) readHedged(keys []string, each func(i int, r *store.Reading, err 
 	}
 	caller := c.ctx
 	ctx, silent := context.WithCancelCause(caller)
-	d := e.reserve.patience()
-	end := time.Now().Add(d)
+	begin, d := time.Now(), e.reserve.patience()
 	hedge := time.AfterFunc(d, func() {
-		if time.Since(end) <= hedgeSlack && slices.ContainsFunc(keys, func(key string) bool { return e.reserve.get(key) != nil }) {
+		for n := 1; !e.reserve.silent(begin, d, n); n++ {
+			if begin = time.Now(); sleep(ctx, d) != nil {
+				return
+			}
+		}
+		if slices.ContainsFunc(keys, func(key string) bool { return e.reserve.get(key) != nil }) {
 			silent(errSilent)
 		}
 	})
@@ -147,7 +151,7 @@ func (c *call) readHedged(keys []string, each func(i int, r *store.Reading, err 
 		}
 	})
 	c.ctx = caller
-	hedge.Stop()
+	hedge.Stop() // its goroutine ends with ctx
 	silent(nil)
 	if len(places) == 0 {
 		return

@@ -68,6 +68,7 @@ type reserve struct {
 
 	table  atomic.Pointer[reserveTable]
 	mean   atomic.Int64 // how long the store takes to answer a read, lately
+	heard  atomic.Int64 // when the store has answered a read, since began
 	timers sync.Pool    // at rest: a new one for each read would cost more than its use
 
 	// era is the feed's epoch as of the last answer of the store. It stands still during an
@@ -502,9 +503,9 @@ const (
 	// caller with a value there waits for 20 ms at most. A store that usually takes longer
 	// has hedgeTimes as long as it usually takes.
 	hedgeAfter = 15 * time.Millisecond
+	// A store that answers other reads meanwhile is waited for so many times as long.
 	hedgeTimes = 4
-	// hedgeSlack: if the timer fires more than this late, this process is short of CPU, and
-	// the silence says nothing of the store.
+	// hedgeSlack is how late the end of that time may be noticed.
 	hedgeSlack = 5 * time.Millisecond
 )
 
@@ -522,8 +523,23 @@ func (s *reserve) timer() *time.Timer {
 	return t
 }
 
-// took notes how long a read has taken.
-func (s *reserve) took(d time.Duration) {
-	mean := s.mean.Load()
+// took notes the answer to a read that was sent at the given time.
+func (s *reserve) took(sent time.Time) {
+	d, mean := time.Since(sent), s.mean.Load()
 	s.mean.Store(mean + (int64(d)-mean)/8)
+	s.heard.Store(int64(sent.Add(d).Sub(s.began)))
+}
+
+// silent reports whether the store has been silent for d since begin, where a reader has
+// waited for the n-th time so long. If this process notices the end of that time late, it is
+// short of CPU, and the answer may be there. If the store has answered other reads, it may
+// only be slow; in a cluster it may be another node that has answered.
+func (s *reserve) silent(begin time.Time, d time.Duration, n int) bool {
+	switch {
+	case time.Since(begin) > d+hedgeSlack:
+		return false
+	case s.heard.Load() > int64(begin.Sub(s.began)):
+		return n >= hedgeTimes
+	}
+	return true
 }
