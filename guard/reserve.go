@@ -88,6 +88,7 @@ type reserve struct {
 	inUse    atomic.Bool
 	entered  atomic.Int64 // since began; while inUse
 	lastUsed atomic.Int64 // since began
+	lastAway atomic.Int64 // since began: the store was known to be away, and not only silent
 	began    time.Time
 	hits     atomic.Uint64
 }
@@ -357,6 +358,9 @@ func (e *engine) usesReserve(why error) {
 	now := int64(time.Since(s.began))
 	s.hits.Add(1)
 	s.lastUsed.Store(now)
+	if !errors.Is(why, errSilent) {
+		s.lastAway.Store(now)
+	}
 	if !s.inUse.Load() && s.inUse.CompareAndSwap(false, true) {
 		s.entered.Store(now)
 		e.events.report(cache.ReserveEntered, Event{Err: why})
@@ -444,7 +448,7 @@ func (e *engine) recovering(key string) *outcome {
 	if s == nil {
 		return nil
 	}
-	if last := s.lastUsed.Load(); last == 0 || time.Since(s.began)-time.Duration(last) > recovery {
+	if last := s.lastAway.Load(); last == 0 || time.Since(s.began)-time.Duration(last) > recovery {
 		return nil
 	}
 	v := s.find(s.coherence.hash(key), key)
