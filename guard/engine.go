@@ -33,7 +33,7 @@ type engine struct {
 	slots     *slots // of fetches without a lease
 
 	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
+	cancel  context.CancelCauseFunc
 	closing atomic.Bool
 }
 
@@ -47,7 +47,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	e.tags = tagger{prefix: e.storePrefix(), own: p.Tags}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
 	e.payer.policy, e.payer.events = &e.policy, &e.events
-	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
 	e.backlog = newBacklog(e, p.MaxQueued)
 	return e
@@ -248,7 +248,7 @@ func (e *engine) close() error {
 	}
 	err := e.backlog.close()
 	e.flights.close()
-	e.cancel()
+	e.cancel(e.errClosed())
 	e.backlog.wg.Wait()
 	e.flights.wg.Wait()
 	if e.coherence != nil {

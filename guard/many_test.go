@@ -1105,3 +1105,43 @@ func TestBatchValuesMayHoldTheirOwnAddress(t *testing.T) {
 		}
 	}
 }
+
+// The last fetch of a batch in parts starts when those before it have ended.
+func TestAttemptsOfABatchOutlastItsLeases(t *testing.T) {
+	inMemory(t, func(w *world) {
+		s := tap.New(w.open())
+		var requests []store.Request
+		s.OnAcquire = func(all []store.Request) []store.Answer {
+			requests = append(requests, all...)
+			return nil
+		}
+		p := policy(func(p *guard.Policy) { p.MaxBatch, p.FetchTimeout = 1, time.Minute })
+		getMany(w, w.guard(s, p), keysFrom(0, 20), (&manyOrigin{}).fetch)
+		if len(requests) != 20 {
+			w.Fatalf("%d requests", len(requests))
+		}
+		for _, r := range requests {
+			if r.RenewFor < 20*time.Minute || r.Window <= r.RenewFor+r.TTL {
+				w.Errorf("the lease of %s lasts for %v and %v, and its attempt is remembered for %v", r.Key, r.RenewFor, r.TTL, r.Window)
+			}
+		}
+	})
+}
+
+// A part whose fetch starts after a deletion brings values from after it.
+func TestTagDeletedBeforeAPartSpoilsNothing(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(tagged("t"), func(p *guard.Policy) { p.MaxBatch = 1 }))
+		var last string
+		getMany(w, fleet[0], []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+			if last == "" {
+				must(w, fleet[1].DeleteTag(ctx, "t"))
+			}
+			last = keys[0]
+			return map[string]string{last: "v"}, nil
+		})
+		if v := get(w, fleet[1], last, never); v != "v" {
+			w.Errorf("got %q", v)
+		}
+	})
+}

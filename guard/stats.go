@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // Stats counts calls and events of a guard in this process since it was made. Each number is
@@ -148,8 +147,6 @@ func (c *counters) event(kind cache.EventKind) {
 // served counts the end of one call.
 func (c *counters) served(o *outcome, ended bool) {
 	switch {
-	case ended && errors.Is(o.err, callers.ErrServed):
-		c.fetched.Add(1)
 	case o.err != nil:
 		c.failed(o, ended)
 	case o.source == FromReserve: // the reserve counts its own

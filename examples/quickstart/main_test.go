@@ -15,7 +15,7 @@ func TestSecondCallFindsTheFirstValue(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	if len(lines) != 2 || !strings.Contains(lines[0], "from fetched") || !strings.Contains(lines[1], "from redis") {
+	if len(lines) != 2 || !strings.Contains(lines[0], "from fetched") || !strings.Contains(lines[1], "from store") {
 		t.Errorf("it printed\n%s", out)
 	}
 }
