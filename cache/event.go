@@ -27,8 +27,15 @@ const (
 	KeyPaused      EventKind = "paused"          // Duration until it ends, Err
 	RefreshFailed  EventKind = "refresh_failed"  // Err of a fetch in the background, or of Redis, which grants it no lease
 	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Err why, if a fetch failed
-	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
-	EntryDamaged   EventKind = "entry_damaged"   // Err: the entry cannot be read
+	// Err: the store does not answer, and values of the reserve are served
+	ReserveEntered EventKind = "reserve_entered"
+	ReserveLeft    EventKind = "reserve_left"  // Duration since then: the store answers again
+	ChangeQueued   EventKind = "change_queued" // Key, Err: an invalidation that Redis did not acknowledge is kept
+	// QueueCarriedOut: Size invalidations of the queue were carried out, Duration after the
+	// first was queued.
+	QueueCarriedOut EventKind = "queue_carried_out"
+	Unguarded       EventKind = "unguarded"     // Err: a fetch without a lease, the store is away
+	EntryDamaged    EventKind = "entry_damaged" // Err: the entry cannot be read
 
 	FetchNotFound    EventKind = "fetch_not_found"    // Token, Duration, Err: the fetch answered ErrNotFound
 	FetchNotModified EventKind = "fetch_not_modified" // Token, Duration, Err: the fetch answered ErrNotModified

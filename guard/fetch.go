@@ -116,6 +116,9 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	for i, t := range turns {
 		fills[i] = t.newFill(l.told)
 		t.start = e.flights.startFetch(t.f)
+		if t.lease == nil && e.coherence != nil {
+			t.ticket = e.coherence.ticket(t.f.key)
+		}
 	}
 	fills[0].cost = paid.cost
 	used = true

@@ -152,6 +152,8 @@ const (
 	FromNear
 	// UnguardedFetch: fetched without a lease, as Redis was away.
 	UnguardedFetch
+	// FromReserve: kept in this process, as Redis does not answer. See [Reserve].
+	FromReserve
 )
 
 func (s Source) String() string {
@@ -160,6 +162,8 @@ func (s Source) String() string {
 		return "store"
 	case FromNear:
 		return "near"
+	case FromReserve:
+		return "reserve"
 	case Fetched:
 		return "fetched"
 	case Waited:
