@@ -19,6 +19,8 @@ type data struct {
 	alive map[store.Process]struct{}
 	feeds store.Feeds // has a lock of its own
 	tags  tags
+	locks map[string]*lock
+	fence uint64    // of the last grant of any lock
 	began time.Time // the clock of entries starts here
 
 	// lru holds the keys that have an entry; bytes is what those cost. All
@@ -41,7 +43,7 @@ const entryAllowance = 256
 
 func newData(opts Options) (*data, error) {
 	d := &data{
-		keys: map[string]*key{}, alive: map[store.Process]struct{}{}, maxBytes: opts.MaxBytes, tags: newTags(), began: time.Now(),
+		keys: map[string]*key{}, locks: map[string]*lock{}, fence: uint64(max(0, time.Now().UnixMicro())), alive: map[store.Process]struct{}{}, maxBytes: opts.MaxBytes, tags: newTags(), began: time.Now(),
 	}
 	d.feeds.Up(0)
 	var err error
