@@ -38,6 +38,13 @@ const (
 	BudgetExhausted EventKind = "budget_exhausted" // Duration until there may be something again, Err
 )
 
+// What a worker of package lock reports, besides the leases of its locks. Key is the job.
+const (
+	JobDone   EventKind = "job_done"    // Token, Attempt
+	JobFailed EventKind = "job_failed"  // Token, Attempt, Err
+	JobGaveUp EventKind = "job_gave_up" // Token, Attempt, Err
+)
+
 // What a budget reports; Guard is the budget's name.
 const (
 	BudgetPaused EventKind = "budget_paused" // Duration: the upstream asked to be left alone

@@ -23,29 +23,29 @@ func On(s cache.Store) Backend {
 	if !ok {
 		return broken{fmt.Sprintf("lock: On: a %T keeps no locks (use cache.NewRedis or cache.NewMemory)", s)}
 	}
-	return on{locks}
+	return on{locks, store.LockMark + "l:"}
 }
 
-type on struct{ locks store.Locks }
+// on keeps locks under keys that begin with a prefix: one for locks, one for the jobs of each
+// Worker.
+type on struct {
+	locks  store.Locks
+	prefix string
+}
 
-// lockKey is the key of a lock; jobKey that of a job.
-func lockKey(name string) string       { return store.LockMark + "l:" + name }
-func jobKey(worker, job string) string { return store.LockMark + "w:" + worker + ":" + job }
-func (on) String() string              { return "store" }
-func (b on) key(name string) string    { return lockKey(name) }
+func (on) String() string           { return "store" }
+func (b on) key(name string) string { return b.prefix + name }
+
+// Acquire implements [Backend].
 func (b on) Acquire(ctx context.Context, r Request) (Grant, error) {
-	return acquireOn(ctx, b.locks, b.key(r.Name), &r)
-}
-
-func acquireOn(ctx context.Context, locks store.Locks, key string, r *Request) (Grant, error) {
 	op := store.LockOp{
-		Kind: store.AcquireLock, Key: key, ID: store.Token(r.ID), Places: r.Holders, TTL: r.TTL,
+		Kind: store.AcquireLock, Key: b.key(r.Name), ID: store.Token(r.ID), Places: r.Holders, TTL: r.TTL,
 		Suspect: store.Token(r.Suspect), Vote: r.Vote,
 	}
 	if r.job != nil {
 		op.Keep, op.MaxAttempts = r.job.keep, r.job.maxAttempts
 	}
-	a, err := locks.Lock(ctx, &op)
+	a, err := b.locks.Lock(ctx, &op)
 	if err != nil {
 		return Grant{}, err
 	}
@@ -53,7 +53,7 @@ func acquireOn(ctx context.Context, locks store.Locks, key string, r *Request) (
 		OK: a.Verdict == store.LockGranted, Fence: a.Fence, TakenOver: a.TakenOver,
 		Holder: ID(a.Holder), Left: a.Left, Dead: a.Unwatched, Abstains: a.Verdict == store.LockAbstained, Server: a.Server,
 	}
-	if g.OK && (r.Holders == 1) {
+	if g.OK && r.Holders == 1 {
 		g.Attempt = a.Job.Attempts + 1
 	}
 	if r.job != nil {
@@ -64,29 +64,21 @@ func acquireOn(ctx context.Context, locks store.Locks, key string, r *Request) (
 
 // Extend implements [Backend].
 func (b on) Extend(ctx context.Context, h Hold) (bool, error) {
-	return extendOn(ctx, b.locks, b.key(h.Name), &h)
-}
-
-func extendOn(ctx context.Context, locks store.Locks, key string, h *Hold) (bool, error) {
-	op := store.LockOp{Kind: store.ExtendLock, Key: key, ID: store.Token(h.ID), Places: h.Holders, TTL: h.TTL, Fence: h.Fence}
+	op := store.LockOp{Kind: store.ExtendLock, Key: b.key(h.Name), ID: store.Token(h.ID), Places: h.Holders, TTL: h.TTL, Fence: h.Fence}
 	if h.job != nil {
 		op.Keep = h.job.keep
 	}
-	a, err := locks.Lock(ctx, &op)
+	a, err := b.locks.Lock(ctx, &op)
 	return a.OK, err
 }
 
 // Release implements [Backend].
 func (b on) Release(ctx context.Context, h Hold) (bool, error) {
-	return releaseOn(ctx, b.locks, b.key(h.Name), &h)
-}
-
-func releaseOn(ctx context.Context, locks store.Locks, key string, h *Hold) (bool, error) {
-	op := store.LockOp{Kind: store.ReleaseLock, Key: key, ID: store.Token(h.ID), Places: h.Holders}
+	op := store.LockOp{Kind: store.ReleaseLock, Key: b.key(h.Name), ID: store.Token(h.ID), Places: h.Holders}
 	if o := h.job; o != nil {
 		op.Keep, op.MaxAttempts, op.Outcome, op.Cause, op.Pause = o.keep, o.maxAttempts, o.outcome, o.cause, o.pause
 	}
-	a, err := locks.Lock(ctx, &op)
+	a, err := b.locks.Lock(ctx, &op)
 	if h.job != nil {
 		h.job.answer = a.Job
 	}
@@ -107,12 +99,9 @@ func stateOf(a *store.LockAnswer) State {
 	return s
 }
 
-// Watch implements [Backend].
-func (b on) Watch(name string) (<-chan struct{}, func()) { return watchOn(b.locks, b.key(name)) }
-
-// watchOn turns each message into a wake-up. Its goroutine ends with stop.
-func watchOn(locks store.Locks, key string) (<-chan struct{}, func()) {
-	w := locks.Watch(key)
+// Watch implements [Backend]. Each message is a wake-up. The goroutine ends with stop.
+func (b on) Watch(name string) (<-chan struct{}, func()) {
+	w := b.locks.Watch(b.key(name))
 	changed, stopped := make(chan struct{}, 1), make(chan struct{})
 	go func() {
 		for {

@@ -108,7 +108,13 @@ func (r *round) count(i int, err error) (late bool) {
 	return r.over && v.State == VoteYes
 }
 
-func (r *round) hold() Hold { return Hold{Name: r.req.Name, ID: r.req.ID, Holders: r.req.Holders} }
+func (r *round) hold() Hold {
+	h := Hold{Name: r.req.Name, ID: r.req.ID, Holders: r.req.Holders}
+	if r.req.job != nil {
+		h.job = &jobOutcome{jobTerms: *r.req.job}
+	}
+	return h
+}
 
 // releaseSoon is releaseAt in the background, unless the Locker is closed.
 func (l *Locker) releaseSoon(i int, h Hold) {
@@ -225,7 +231,9 @@ func (r *round) refused(votes []Vote, grants []Grant) *refusal {
 			}
 			if l.isStray(v.Holder) {
 				why.again = true
-				l.releaseSoon(i, Hold{Name: r.req.Name, ID: v.Holder, Holders: r.req.Holders})
+				h := r.hold()
+				h.ID = v.Holder
+				l.releaseSoon(i, h)
 			}
 		}
 		why.left = max(why.left, v.Left)
