@@ -336,6 +336,10 @@ func (k *Lock) endWith(cause error, outcome *jobOutcome) (first bool, err error)
 	held, err := k.l.release(context.WithoutCancel(k.ctx), h)
 	switch {
 	case err != nil:
+		if outcome != nil { // the caller reads the answer of its own
+			again := *outcome
+			h.job = &again
+		}
 		k.l.spawn(func() { k.l.releaseLater(h, until.Add(k.l.opts.drift(k.ttl))) })
 		if lost {
 			err = ErrLost

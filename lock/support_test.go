@@ -13,7 +13,7 @@ import (
 // redisStore is a store on the server, as of a process of its own.
 func redisStore(t *testing.T, server *redistest.Server) *cache.Redis {
 	t.Helper()
-	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test"})
+	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", RedisTimeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

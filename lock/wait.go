@@ -18,6 +18,8 @@ const (
 	firstPoll, firstPollWatched = 5 * time.Millisecond, 50 * time.Millisecond
 	// splitTries is how often TryLock asks again after the votes were split.
 	splitTries = 5
+	// splitPause is the longest pause after split votes, times the looks so far.
+	splitPause = 5 * time.Millisecond
 )
 
 // Lock waits for the lock and returns it. It returns a [HeldError] when Options.Wait or
@@ -156,7 +158,8 @@ func (a *asker) consider(why *refusal) (time.Duration, error) {
 	}
 	a.waits()
 	if why.again { // a random time separates Lockers whose votes were split
-		return time.Duration(rand.Int64N(int64(min(20*time.Millisecond, l.opts.Retry) + time.Duration(a.looks)*time.Millisecond))), nil
+		longest := min(time.Duration(a.looks)*splitPause, l.opts.Retry)
+		return time.Duration(rand.Int64N(int64(longest))), nil
 	}
 	if a.stop == nil {
 		a.watch()
