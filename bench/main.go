@@ -23,7 +23,7 @@ import (
 	"github.com/stampedeguard/stampede/bench/peer"
 	"github.com/stampedeguard/stampede/bench/report"
 	"github.com/stampedeguard/stampede/bench/work"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 func main() {

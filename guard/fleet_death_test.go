@@ -13,7 +13,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/fleet"
+	"github.com/stampedeguard/stampede/internal/harness/fleet"
 )
 
 // held makes one process fetch the key, never to end, and the others wait for it.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/fleet"
+	"github.com/stampedeguard/stampede/internal/harness/fleet"
 )
 
 // A race is one round of a change made while callers in all processes come and

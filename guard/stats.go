@@ -62,10 +62,8 @@ type Flight struct {
 	Age  time.Duration
 }
 
-// Stats returns a snapshot. It is cheap but for InFlight, which takes a lock for
-// as long as it takes to list the flights.
-func (g *Guard[V]) Stats() Stats {
-	e := g.engine
+// statsOf is a snapshot of an engine.
+func statsOf(e *engine) Stats {
 	c := &e.events.counters
 	s := Stats{
 		StoreHits: c.storeHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),

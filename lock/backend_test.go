@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/lock"
 	"github.com/stampedeguard/stampede/lock/locktest"
 )

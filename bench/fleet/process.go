@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // A Process is a child. One goroutine gives it orders.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/bench/peer"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // Each adapter fetches what is missing, keeps it, and forgets it when told.

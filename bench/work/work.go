@@ -13,7 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/bench/fleet"
 	"github.com/stampedeguard/stampede/bench/peer"
 	"github.com/stampedeguard/stampede/bench/report"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // A Bench is where workloads run.

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 const childEnv = "STAMPEDE_EXAMPLE_CHILD"
