@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -56,15 +58,15 @@ func (s *Store) Lock(ctx context.Context, op *store.LockOp) (store.LockAnswer, e
 		return s.acquireLock(ctx, op, &names)
 	case store.ExtendLock:
 		inv := lockExtendScript.invokeOn(names.places, []any{names.fence, names.job},
-			op.ID[:], ttlArg(op.TTL), op.Fence, kept(op), fenceKept.Milliseconds())
-		value, err := s.lockCall(ctx, op, inv)
+			op.ID[:], ttlArg(op.TTL), op.Fence, op.Keep.Milliseconds(), fenceKept.Milliseconds())
+		value, err := s.lockCall(ctx, op, inv, nil)
 		return store.LockAnswer{OK: value == int64(1)}, err
 	case store.ReleaseLock:
 		return s.releaseLock(ctx, op, &names)
 	}
 	forget := flag(op.Kind == store.ForgetJob)
 	inv := lockStateScript.invokeOn(names.places, []any{names.fence, names.job, names.pause}, s.alive, forget)
-	value, err := s.lockCall(ctx, op, inv)
+	value, err := s.lockCall(ctx, op, inv, nil)
 	if err != nil {
 		return store.LockAnswer{}, err
 	}
@@ -82,20 +84,40 @@ func (sc *script) invokeOn(places, names []any, args ...any) invocation {
 	return sc.invoke(len(names)+len(places), words...)
 }
 
-// kept is how long the job is kept, in milliseconds; zero where attempts are not counted.
-func kept(op *store.LockOp) int64 {
-	switch {
-	case op.Keep > 0:
-		return ttlArg(op.Keep)
-	case op.Places == 1:
-		return max(attemptsKept, 2*op.TTL).Milliseconds()
+// lockCall carries a script out. On a single server that is done by this goroutine, without
+// the queue: a lock is seldom asked for together with others, and two goroutines that wake
+// each other take longer than Redis does. ctx is not heeded then, but RedisTimeout.
+func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation, late func(reply)) (any, error) {
+	timed, ok := s.client.(interface {
+		WithTimeout(time.Duration) *redis.Client
+	})
+	if !ok {
+		value, _, err := s.call(ctx, op.Kind.String(), inv, late)
+		return value, err
 	}
-	return 0
-}
-
-func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation) (any, error) {
-	value, _, err := s.call(ctx, op.Kind.String(), inv, nil)
-	return value, err
+	n, err := s.topo.node(inv.key())
+	if err != nil {
+		return nil, err
+	}
+	if !n.breaker.allow() {
+		return nil, n.away()
+	}
+	s.locking.Do(func() { s.lone = timed.WithTimeout(s.opts.RedisTimeout) })
+	after := n.breaker.sent()
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.RedisTimeout)
+	defer cancel()
+	cmd := inv.command(bounded, false)
+	if err = s.lone.Process(bounded, cmd); isUnknownScript(err) {
+		cmd = inv.command(bounded, true)
+		err = s.lone.Process(bounded, cmd)
+	}
+	err = classify(op.Kind.String(), err)
+	n.noteOutcome(err)
+	n.breaker.count(after, err)
+	if err != nil {
+		return nil, n.explain(err)
+	}
+	return cmd.Val(), nil
 }
 
 // acquireLock asks until Redis sees this process's subscription, for RedisTimeout. Then it
@@ -106,9 +128,9 @@ func (s *Store) acquireLock(ctx context.Context, op *store.LockOp, names *lockNa
 	for deadline := time.Now().Add(s.opts.RedisTimeout); ; {
 		inv := lockScript.invokeOn(names.places, []any{names.fence, names.job, names.pause},
 			op.ID[:], ttlArg(op.TTL), optional(op.Suspect), s.alive, liveness, process[:],
-			fenceKept.Milliseconds(), kept(op), op.MaxAttempts, flag(op.Vote))
+			fenceKept.Milliseconds(), op.Keep.Milliseconds(), op.MaxAttempts, flag(op.Vote), attemptsKept.Milliseconds())
 		asked := time.Now()
-		value, _, err := s.call(ctx, op.Kind.String(), inv, func(late reply) { s.lockedLate(op, names, late) })
+		value, err := s.lockCall(ctx, op, inv, func(late reply) { s.lockedLate(op, names, late) })
 		if err != nil {
 			return store.LockAnswer{}, err
 		}
@@ -139,16 +161,15 @@ func (s *Store) lockedLate(op *store.LockOp, names *lockNames, r reply) {
 
 func (s *Store) releaseLock(ctx context.Context, op *store.LockOp, names *lockNames) (store.LockAnswer, error) {
 	outcome := map[store.Outcome]string{store.AttemptFailed: "f", store.JobDone: "d"}[op.Outcome]
-	if op.Keep == 0 {
-		outcome = "x"
-		if op.Places > 1 {
-			outcome = ""
-		}
+	var counted time.Duration // how long the fence of this release is kept, which the next attempts are counted from
+	if op.Keep == 0 && op.Places == 1 {
+		counted = attemptsKept
 	}
 	wake := store.Message{Signal: store.Released, Token: op.ID}
-	inv := unlockScript.invokeOn(names.places, []any{names.job, names.pause},
-		op.ID[:], names.wake, wake.Encode(), s.publish(), outcome, op.Cause, kept(op), op.Pause.Milliseconds(), op.MaxAttempts)
-	value, err := s.lockCall(ctx, op, inv)
+	inv := unlockScript.invokeOn(names.places, []any{names.fence, names.job, names.pause},
+		op.ID[:], names.wake, wake.Encode(), s.publish(), op.Keep.Milliseconds(), counted.Milliseconds(),
+		outcome, op.Cause, op.Pause.Milliseconds(), op.MaxAttempts)
+	value, err := s.lockCall(ctx, op, inv, nil)
 	if err != nil {
 		return store.LockAnswer{}, err
 	}

@@ -6,12 +6,14 @@
 --       3 suspect            id of a holder that looked unwatched a while ago; empty: none
 --       4 own channel        which the caller's process is subscribed to: it ends in the
 --                            process, in 16 hexadecimal digits
---       5 liveness           1, or 0 where processes can't be watched
+--       5 liveness           1, or 0 where processes can't be watched; 2: the caller knows
+--                            that its subscription is live
 --       6 process            8 bytes
---       7 fence kept         ms after the last grant
---       8 job kept           ms; 0: there is no job, and attempts are not counted
+--       7 fence kept         ms, at least for a part of it after the last grant
+--       8 job kept           ms; 0: there is no job
 --       9 max attempts       0: any number
 --      10 vote               1: the answer counts as a vote
+--      11 release kept       ms that the fence of a release is remembered
 --
 -- Replies
 --   {"granted", taken over, fence, attempts before, cause of the last failure, server}
@@ -22,11 +24,13 @@
 --   {"abstains", ms, server} the server may have forgotten a lock
 --   {"foreign", key}
 --
--- A place holds id, process and one byte: 1 if the process was watched at the grant. A
--- job is a hash: s state, n attempts that ended, c cause, at time of the last change, v the
--- place's value of an attempt that is not accounted for.
+-- A place holds id, process and one byte: 1 if the process was watched at the grant. A job
+-- is a string: state (r none yet, f failed, d done, g given up), attempts that ended and
+-- time of the last change in 10 digits each, the place's value of an attempt that is not
+-- accounted for or 25 spaces, and the cause of the last failure. A lock without a job has
+-- there the fence of its last release: later grants died.
 
-local id, ttl, liveness = ARGV[1], tonumber(ARGV[2]), ARGV[5] == '1'
+local id, ttl, liveness, jobs = ARGV[1], tonumber(ARGV[2]), ARGV[5] ~= '0', ARGV[8] ~= '0'
 
 local function channel(place)
   return ARGV[4]:sub(1, -17) .. string.format('%02x%02x%02x%02x%02x%02x%02x%02x', place:byte(17, 24))
@@ -47,21 +51,23 @@ if ARGV[10] == '1' then
   if left > 0 then return {'abstains', left, server} end
 end
 
-local jobs = ARGV[8] ~= '0'
-local job = {false, false, false, false}
-if jobs then
-  job = redis.pcall('HMGET', KEYS[2], 's', 'n', 'c', 'v')
-  if job.err then return {'foreign', KEYS[2]} end
+local values = redis.call('MGET', KEYS[2], unpack(KEYS, 4))
+local job, attempts, cause, before = values[1], 0, '', ''
+if jobs and job then
+  attempts, before, cause = tonumber(job:sub(2, 11)), job:sub(22, 46), job:sub(47)
+  if #job < 46 or not attempts then return {'foreign', KEYS[2]} end
+  local state = job:sub(1, 1)
+  if state == 'd' or state == 'g' then return {'ended', state, attempts, cause} end
 end
-local attempts, cause, before = tonumber(job[2] or '') or 0, job[3] or '', job[4] or ''
-if job[1] == 'd' or job[1] == 'g' then return {'ended', job[1], attempts, cause} end
+
+if job and not jobs and not tonumber(job) then return {'foreign', KEYS[2]} end
 
 local place, replaced, held, left, abandoned
 for i = 4, #KEYS do
-  local value = redis.pcall('GET', KEYS[i])
+  local value = values[i - 2]
   if not value then
     place = place or KEYS[i]
-  elseif type(value) ~= 'string' or #value ~= 25 then
+  elseif #value ~= 25 then
     return {'foreign', KEYS[i]}
   elseif not place then
     local gone = liveness and value:sub(25) == '1' and unwatched(channel(value))
@@ -79,39 +85,58 @@ for i = 4, #KEYS do
 end
 if not place then return {'held', held:sub(1, 16), left, abandoned and 1 or 0} end
 
-if jobs and job[1] == 'f' then
+if job and jobs and job:sub(1, 1) == 'f' then
   local pause = redis.call('PTTL', KEYS[3])
   if pause > 0 then return {'paused', pause} end
 end
-if liveness and unwatched(ARGV[4]) then return {'unsubscribed'} end
+if ARGV[5] == '1' and unwatched(ARGV[4]) then return {'unsubscribed'} end
+
+local function keepJob(state, value)
+  redis.call('SET', KEYS[2], string.format('%s%010d%010d', state, attempts, redis.call('TIME')[1]) .. value .. cause, 'PX', ARGV[8])
+end
 
 -- The attempt before this one ended without a word: it counts if its process died. That of
 -- a process that can't be watched counts, too, or a job that kills its worker never ends.
-if #before == 25 and (replaced == before or before:sub(25) == '0' or not liveness or unwatched(channel(before))) then
+local none = string.rep(' ', 25)
+if #before == 25 and before ~= none and
+  (replaced == before or before:sub(25) == '0' or not liveness or unwatched(channel(before))) then
   attempts, cause = attempts + 1, ''
 end
 local max = tonumber(ARGV[9])
 if max > 0 and attempts >= max then
-  redis.call('HSET', KEYS[2], 's', 'g', 'n', attempts, 'c', cause, 'v', '', 'at', redis.call('TIME')[1])
-  redis.call('PEXPIRE', KEYS[2], ARGV[8])
+  keepJob('g', none)
   if replaced then redis.call('DEL', place) end
   return {'ended', 'g', attempts, cause}
 end
 
--- What may fail, on keys of a foreign type, comes before the place is set.
+local value = id .. ARGV[6] .. (liveness and '1' or '0')
+if replaced then
+  redis.call('SET', place, value, 'PX', ARGV[2])
+elseif not redis.call('SET', place, value, 'NX', 'PX', ARGV[2]) then
+  return {'foreign', place} -- of another type: MGET does not show it
+end
 local fence = redis.pcall('INCR', KEYS[1])
-if type(fence) ~= 'number' then return {'foreign', KEYS[1]} end
+if type(fence) ~= 'number' then
+  redis.call('DEL', place)
+  return {'foreign', KEYS[1]}
+end
 if fence == 1 then
   local now = redis.call('TIME')
   redis.call('SET', KEYS[1], now[1] .. string.format('%06d', now[2]), 'PX', ARGV[7])
   fence = tonumber(redis.call('GET', KEYS[1]))
-else
+elseif fence % 16 == 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[7])
 end
-local value = id .. ARGV[6] .. (liveness and '1' or '0')
 if jobs then
-  redis.call('HSET', KEYS[2], 'v', value, 'n', attempts, 'c', cause)
-  redis.call('PEXPIRE', KEYS[2], ARGV[8])
+  keepJob(job and job:sub(1, 1) or 'r', value)
+elseif #KEYS == 4 then
+  local died = job and fence - 1 - (tonumber(job) or fence)
+  if not job then
+    redis.call('SET', KEYS[2], string.format('%.0f', fence - 1), 'PX', ARGV[11], 'NX')
+  elseif died < 0 or died > 1000000 then -- the fence was forgotten
+    redis.call('SET', KEYS[2], string.format('%.0f', fence - 1), 'PX', ARGV[11])
+  else
+    attempts = died
+  end
 end
-redis.call('SET', place, value, 'PX', ARGV[2])
 return {'granted', replaced and 1 or 0, fence, attempts, cause, server}

@@ -6,13 +6,16 @@
 --
 -- Replies 1, or 0 where the place is gone.
 
-for i = 3, #KEYS do
-  local value = redis.pcall('GET', KEYS[i])
-  if type(value) == 'string' and #value == 25 and value:sub(1, 16) == ARGV[1] then
-    redis.call('PEXPIRE', KEYS[i], ARGV[2])
+local values = redis.call('MGET', unpack(KEYS, 3))
+for i = 1, #values do
+  local value = values[i]
+  if value and #value == 25 and value:sub(1, 16) == ARGV[1] then
+    redis.call('PEXPIRE', KEYS[i + 2], ARGV[2])
     if ARGV[4] ~= '0' then redis.call('PEXPIRE', KEYS[2], ARGV[4]) end
-    if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[3]) then
+    local raise = tonumber(ARGV[3]) - tonumber(redis.call('GET', KEYS[1]) or '0')
+    if raise > 0 then
       redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[5])
+      if ARGV[4] == '0' then redis.call('DEL', KEYS[2]) end -- it would count the difference as attempts
     else
       redis.call('PEXPIRE', KEYS[1], ARGV[5])
     end

@@ -23,11 +23,14 @@ if ARGV[2] == '1' then
   redis.call('DEL', KEYS[2], KEYS[3])
   return {1}
 end
-local job = redis.pcall('HMGET', KEYS[2], 's', 'n', 'c', 'at')
-if job.err then return {'foreign', KEYS[2]} end
 local fence = redis.pcall('GET', KEYS[1])
 if type(fence) == 'table' then return {'foreign', KEYS[1]} end
-local reply = {1, tonumber(fence or '0') or 0, job[1] or '', tonumber(job[2] or '') or 0, job[3] or '',
-  job[4] and redis.call('TIME')[1] - job[4] or 0, redis.call('PTTL', KEYS[3])}
+local job = redis.pcall('GET', KEYS[2])
+if type(job) == 'table' then return {'foreign', KEYS[2]} end
+local reply = {1, tonumber(fence or '0') or 0, '', 0, '', 0, redis.call('PTTL', KEYS[3])}
+if job and #job >= 46 then
+  reply[3], reply[4], reply[5] = job:sub(1, 1), tonumber(job:sub(2, 11)) or 0, job:sub(47)
+  reply[6] = redis.call('TIME')[1] - (tonumber(job:sub(12, 21)) or 0)
+end
 for _, field in ipairs(all) do table.insert(reply, field) end
 return reply
