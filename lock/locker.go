@@ -175,12 +175,19 @@ func (l *Locker) Unlock(ctx context.Context, name string, id ID) (bool, error) {
 	return held, err
 }
 
+// bounded is a context for one call of a backend. A single store bounds its calls by itself.
+func (l *Locker) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := l.backends[0].(on); ok && len(l.backends) == 1 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, l.opts.voteTimeout(len(l.backends)))
+}
+
 // each asks all backends at once, and waits for all of them.
 func (l *Locker) each(ctx context.Context, ask func(ctx context.Context, i int) (bool, error)) (votes []Vote, yes int) {
-	ctx, cancel := context.WithTimeout(ctx, l.opts.voteTimeout(len(l.backends)))
+	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	votes = make([]Vote, len(l.backends))
-	var wg sync.WaitGroup
 	one := func(i int) {
 		ok, err := ask(ctx, i)
 		votes[i] = Vote{Backend: l.names[i], State: VoteNo}
@@ -191,11 +198,15 @@ func (l *Locker) each(ctx context.Context, ask func(ctx context.Context, i int) 
 			votes[i].State = VoteYes
 		}
 	}
-	for i := 1; i < len(l.backends); i++ {
-		wg.Go(func() { one(i) })
+	if len(l.backends) > 1 {
+		var wg sync.WaitGroup
+		for i := range l.backends {
+			wg.Go(func() { one(i) })
+		}
+		wg.Wait()
+	} else {
+		one(0)
 	}
-	one(0)
-	wg.Wait()
 	for i := range votes {
 		if votes[i].State == VoteYes {
 			yes++

@@ -67,7 +67,7 @@ func (l *Locker) ask(ctx context.Context, name string, suspect ID, t *terms) (*L
 
 // vote asks one backend.
 func (r *round) vote(ctx context.Context, i int) error {
-	ctx, cancel := context.WithTimeout(ctx, r.l.opts.voteTimeout(len(r.l.backends)))
+	ctx, cancel := r.l.bounded(ctx)
 	defer cancel()
 	g, err := r.l.backends[i].Acquire(ctx, r.req)
 	r.mu.Lock()
@@ -125,7 +125,7 @@ func (l *Locker) releaseSoon(i int, h Hold) {
 
 // releaseAt gives a lock back on one backend, once.
 func (l *Locker) releaseAt(i int, h Hold) {
-	ctx, cancel := context.WithTimeout(context.Background(), l.opts.voteTimeout(len(l.backends)))
+	ctx, cancel := l.bounded(context.Background())
 	defer cancel()
 	_, _ = l.backends[i].Release(ctx, h)
 }
