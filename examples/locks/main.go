@@ -257,6 +257,14 @@ func (r *run) run() error {
 		}
 	}()
 	n := 0
+	for i := 0; ; i++ { // all processes are there before the first one begins
+		if _, ok := r.f.orders(i); !ok {
+			break
+		}
+		if err := r.start(); err != nil {
+			return err
+		}
+	}
 	for i := 0; ; i++ {
 		o, ok := r.f.orders(i)
 		if !ok {
@@ -266,9 +274,7 @@ func (r *run) run() error {
 		for _, s := range r.servers {
 			o.Addrs = append(o.Addrs, s.Addr())
 		}
-		if err := r.start(o); err != nil {
-			return err
-		}
+		r.children[i].Tell(o)
 		if !o.Stop {
 			n++
 		}
@@ -300,12 +306,11 @@ func (r *run) run() error {
 	return r.err
 }
 
-func (r *run) start(o order) error {
+func (r *run) start() error {
 	p, err := spawn.Start("contender", spawn.Lines(r.take))
 	if err != nil {
 		return err
 	}
-	p.Tell(o)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.children = append(r.children, p)
