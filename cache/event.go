@@ -44,6 +44,13 @@ const (
 	BudgetExhausted EventKind = "budget_exhausted" // Duration until there may be something again, Err
 )
 
+// Events of a worker of package lock, besides those of its locks' leases. Key is the job.
+const (
+	JobDone   EventKind = "job_done"    // Token, Attempt
+	JobFailed EventKind = "job_failed"  // Token, Attempt, Err
+	JobGaveUp EventKind = "job_gave_up" // Token, Attempt, Err
+)
+
 // Events of budgets, with the budget's name in Guard. A budget also reports LivenessOff
 // and LivenessOn.
 const (
