@@ -25,9 +25,10 @@ type call struct {
 	steps     bool            // instead of fetch: the caller fetches by itself, with a turn
 	refreshed func(*openTurn) // instead of fetch: refreshes in the background; nil: there are none
 
-	number   uint64 // sequence number, drawn when it is first needed
-	wait     timer  // WaitTimeout
-	soft     timer  // SoftTimeout
+	began    time.Time // when it began to wait
+	number   uint64    // sequence number, drawn when it is first needed
+	wait     timer     // WaitTimeout
+	soft     timer     // SoftTimeout
 	waitOver bool
 	softOver bool
 }
@@ -52,6 +53,7 @@ type want struct {
 
 // resolve takes each key that was looked at and could not be served to its outcome.
 func (c *call) resolve(all []*want) {
+	c.began = time.Now()
 	c.wait = newTimer(c.e.policy.WaitTimeout)
 	defer c.wait.stop()
 	if d := c.e.policy.SoftTimeout; d > 0 && c.kind() == foreground {
@@ -181,6 +183,8 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	}
 	joined, done := c.enterWaits(ws, number)
 	defer done()
+	c.e.events.waiting.Add(int64(len(joined)))
+	defer c.e.events.waiting.Add(-int64(len(joined)))
 	if !solo {
 		l.start()
 	}
@@ -341,7 +345,7 @@ func (c *call) fetchInstead(all []*want) {
 	}
 	defer leave()
 	for _, w := range late {
-		e.events.report(cache.Unguarded, Event{Key: w.key, Err: w.out.err})
+		e.events.report(c.ctx, cache.Unguarded, Event{Key: w.key, Err: w.out.err})
 	}
 	own := *c
 	own.ctx = context.WithValue(c.ctx, slotKey{}, e)
@@ -417,13 +421,17 @@ func (c *call) finish(all []*want) {
 	e := c.e
 	var stale []*want
 	ended := c.ctx.Err() != nil
+	c.reportWaits(all)
 	for _, w := range all {
 		e.events.served(w.out, ended)
+		if e.events.hits != nil && w.out.stored && w.f == nil {
+			e.events.hits.ObserveHit(c.ctx, w.out.source, w.out.age())
+		}
 		if w.out.turn != nil {
 			continue
 		}
 		if w.out.refresh != nil {
-			e.reportStale(w.key, w.out)
+			e.reportStale(c.ctx, w.key, w.out)
 			stale = append(stale, w)
 		}
 		e.keepNear(w.key, w.ticket, w.out)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -129,6 +130,7 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 			g.near.forget(key)
 		}
 		errs[i] = e.changeError(ctx, errs[i])
+		e.events.report(ctx, cache.KeyChanged, Event{Key: key, Operation: kind.String(), Err: errs[i]})
 	}
 	return errs
 }
@@ -185,5 +187,9 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 			g.near.forgetTag(t)
 		}
 	}
-	return e.changeError(ctx, err)
+	err = e.changeError(ctx, err)
+	for _, t := range tags {
+		e.events.report(ctx, cache.KeyChanged, Event{Key: t, Operation: what.String(), Err: err})
+	}
+	return err
 }

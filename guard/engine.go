@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/pprof"
 	"sync/atomic"
 	"time"
 
@@ -19,7 +20,9 @@ type engine struct {
 	packer packer
 	tagsOf func(key string, value any) []string // nil: none
 	events reporter
-	near   *near // nil: none
+	labels pprof.LabelSet // of the goroutines of fetches
+	budget string         // the name of the policy's budget; empty: it has none
+	near   *near          // nil: none
 
 	lookups   lookups
 	flights   *flights
@@ -28,6 +31,7 @@ type engine struct {
 	slots     chan struct{} // of fetches without a lease
 	doomed    atomic.Int64  // flights that ask for a lease though their budget is known to be exhausted
 
+	detach  func()          // ends what the observers were told of the guard
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	closing atomic.Bool
@@ -36,8 +40,13 @@ type engine struct {
 func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
 	e := &engine{
 		store: s, name: name, policy: p,
-		events:  reporter{guard: name, observer: p.Observer, hideKeys: p.HideKeys},
+		labels:  pprof.Labels("stampede.guard", name),
+		detach:  func() {},
 		flights: newFlights(), slots: make(chan struct{}, p.MaxUnguarded),
+	}
+	e.events.init(name, &e.policy)
+	if b, ok := p.Budget.(interface{ Name() string }); ok {
+		e.budget = b.Name()
 	}
 	e.lookups = lookups{e: e, of: map[string]*lookup{}}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
@@ -72,6 +81,9 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		}
 		e.events.served(w.out, ctx.Err() != nil)
 		e.keepNear(key, w.ticket, w.out)
+		if e.events.hits != nil && w.out.err == nil {
+			e.events.hits.ObserveHit(ctx, w.out.source, w.out.age())
+		}
 		return w.out
 	}
 	c, slowly := slow(), w // w itself would be allocated for hits, too
@@ -104,7 +116,7 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 	if w.out = e.endedFor(ctx, w.rd.err); w.out != nil {
 		return
 	}
-	w.out = e.judge(w.key, w.rd)
+	w.out = e.judge(ctx, w.key, w.rd)
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
 		w.out = &outcome{then: fetch}
 	}
@@ -135,13 +147,13 @@ func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 }
 
 // judge is the outcome that a read alone allows.
-func (e *engine) judge(key string, rd *read) *outcome {
+func (e *engine) judge(ctx context.Context, key string, rd *read) *outcome {
 	r := rd.reading
 	if r == nil {
 		return &outcome{then: fetch}
 	}
 	if r.Damage != nil {
-		e.packer.damaged(key, r, r.Damage)
+		e.packer.damaged(ctx, key, r, r.Damage)
 	}
 	act := decide(r, &e.policy)
 	switch act {
@@ -150,7 +162,7 @@ func (e *engine) judge(key string, rd *read) *outcome {
 	case fetch, fetchAlone, fetchLocal:
 		return &outcome{then: act, entry: r}
 	}
-	value, err := e.packer.unpack(key, rd)
+	value, err := e.packer.unpack(ctx, key, rd)
 	if err != nil {
 		return &outcome{then: fetch}
 	}
@@ -179,12 +191,12 @@ func (c *call) maskOne(w *want, o *outcome) *outcome {
 	if !servableIfError(r, waited) {
 		return o
 	}
-	value, err := e.packer.unpack(w.key, w.rd)
+	value, err := e.packer.unpack(c.ctx, w.key, w.rd)
 	if err != nil {
 		return o
 	}
 	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.events.report(cache.StaleServed, Event{Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
+	e.events.report(c.ctx, cache.StaleServed, Event{Reason: staleReason(o.err), Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
 	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
@@ -202,9 +214,9 @@ func (e *engine) maskable(o *outcome) bool {
 }
 
 // reportStale reports a stale value that is served while it is refreshed.
-func (e *engine) reportStale(key string, o *outcome) {
+func (e *engine) reportStale(ctx context.Context, key string, o *outcome) {
 	if o.source == Stale {
-		e.events.report(cache.StaleServed, Event{Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
+		e.events.report(ctx, cache.StaleServed, Event{Reason: cache.ReasonRefreshing, Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
 	}
 }
 
@@ -217,7 +229,9 @@ func (e *engine) keepNear(key string, t ticket, o *outcome) {
 
 // close ends all flights. Those that hold a lease release it.
 func (e *engine) close() {
-	e.closing.Store(true)
+	if !e.closing.Swap(true) {
+		e.detach()
+	}
 	e.flights.close()
 	e.cancel()
 	e.flights.wg.Wait()

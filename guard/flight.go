@@ -14,13 +14,14 @@ import (
 // A flight brings the callers of one key in this process to an outcome: it asks for
 // the lease, then fetches under it or waits for its holder. Its leader runs it.
 type flight struct {
-	e     *engine
-	key   string
-	kind  flightKind
-	by    *leader
-	first uint64 // sequence number of the first caller
-	began time.Time
-	solo  bool // the leader runs it on the flight's own goroutine
+	e       *engine
+	key     string
+	kind    flightKind
+	by      *leader
+	first   uint64 // sequence number of the first caller
+	began   time.Time
+	trigger string // of its fetch
+	solo    bool   // the leader runs it on the flight's own goroutine
 
 	// Ends. The goroutine that runs the flight writes out, then closes settled.
 	settled chan struct{}
@@ -41,7 +42,10 @@ type flight struct {
 	waiting  atomic.Bool  // for the holder of the lease
 	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	fallback atomic.Pointer[fallback]
-	fetch    atomic.Pointer[frame] // the last that it has begun
+	fetch    atomic.Pointer[frame]              // the last that it has begun
+	trace    atomic.Pointer[cache.TraceContext] // of the last fetch, here or elsewhere; nil: none is known
+	holder   atomic.Pointer[store.Token]        // of the lease, elsewhere; nil: none is known
+	attempt  atomic.Int32                       // of the lease, here
 
 	// What is known of the key. Only the goroutine that runs the flight uses the rest.
 	readErr     error  // of the first caller's read
@@ -122,12 +126,12 @@ func (f *flight) finish() {
 	}
 	if f.kind == background && o.err != nil && !errors.Is(o.err, ErrNotFound) && (f.e.flights.fetching(f) || errors.Is(o.err, ErrUnavailable)) {
 		// A flight that learned of a pause, or of another's failure, tells nothing new.
-		f.e.events.report(cache.RefreshFailed, Event{Key: f.key, Err: o.err})
+		f.e.events.report(f.by.ctx, cache.RefreshFailed, Event{Key: f.key, Err: o.err})
 	}
 	if f.watch != nil {
 		f.watch.Close()
 		f.watch = nil
-		f.e.events.report(cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err})
+		f.e.events.report(f.by.ctx, cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err, Trace: f.knownTrace()})
 	}
 	if f.kind == background && (o.err != nil || o.then == fetch) {
 		_ = sleep(f.by.ctx, holdOff)

@@ -89,7 +89,9 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 			return nil, err
 		}
 	}
-	return &Guard[V]{engine: e, near: e.near, clone: o.clone}, nil
+	g := &Guard[V]{engine: e, near: e.near, clone: o.clone}
+	e.detach = cache.Attach(policy.Observer, cache.Component{Kind: cache.GuardComponent, Name: name, Self: g})
+	return g, nil
 }
 
 // Close ends the guard's fetches, whose contexts are cancelled, and releases
@@ -111,6 +113,9 @@ func (g *Guard[V]) nearValue(ctx context.Context, key string, maxAge time.Durati
 		return nil
 	}
 	g.near.hits.add()
+	if h := g.engine.events.hits; h != nil {
+		h.ObserveHit(ctx, FromNear, n.age())
+	}
 	return n
 }
 

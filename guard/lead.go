@@ -42,7 +42,7 @@ func (c *call) newLeader(kind flightKind) *leader {
 func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *flight {
 	p := &l.e.policy
 	f := &flight{
-		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(),
+		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(), trigger: triggerFor(kind, rd),
 		settled: make(chan struct{}), moved: make(chan struct{}), poll: firstPoll,
 		// No other caller may have what the first one read; whatever follows is later.
 		knownMoment: number + 1, unseen: number + 1,
@@ -288,6 +288,8 @@ func (l *leader) take(f *flight, a store.Answer) *outcome {
 
 // grant adds a turn under a lease.
 func (l *leader) grant(f *flight, lease *store.Lease) {
+	l.e.events.granted(lease.TakenOver)
+	f.attempt.Store(int32(lease.Attempt))
 	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
 }
 
@@ -376,7 +378,7 @@ func (l *leader) goUnguarded(f *flight, leave func(), why error) bool {
 		return false
 	}
 	l.turns = append(l.turns, &turn{f: f, source: UnguardedFetch, leave: leave})
-	l.e.events.report(cache.Unguarded, Event{Key: f.key, Err: why})
+	l.e.events.report(l.ctx, cache.Unguarded, Event{Key: f.key, Err: why})
 	return true
 }
 

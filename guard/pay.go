@@ -85,7 +85,7 @@ func (e *engine) spend(ctx context.Context, key string, s Spending) (payment, er
 	if err != nil {
 		var exhausted *ExhaustedError
 		if errors.As(err, &exhausted) {
-			e.events.report(cache.BudgetExhausted, Event{Key: key, Duration: exhausted.RetryAfter, Err: err})
+			e.events.report(ctx, cache.BudgetExhausted, Event{Budget: e.budget, Priority: s.Priority.String(), Key: key, Duration: exhausted.RetryAfter, Err: err})
 		}
 		return payment{}, err
 	}
@@ -93,7 +93,7 @@ func (e *engine) spend(ctx context.Context, key string, s Spending) (payment, er
 	used := false
 	defer p.refundUnless(&used)
 	if p.waited {
-		e.events.report(cache.BudgetWaited, Event{Key: key, Duration: waited})
+		e.events.report(ctx, cache.BudgetWaited, Event{Budget: e.budget, Priority: s.Priority.String(), Key: key, Duration: waited})
 	}
 	used = true
 	return p, nil
@@ -116,7 +116,7 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 			end.out = &outcome{err: why, moment: end.start}
 		}
 		if t.lease != nil && !end.back.Failed {
-			e.events.report(cache.LeaseReleased, Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
+			e.events.report(l.ctx, cache.LeaseReleased, Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
 		}
 		ends[i] = end
 	}

@@ -39,7 +39,8 @@ type Budget struct {
 	limit Limit
 	opts  Options
 
-	errClosed error // ErrClosed, with the name
+	errClosed error  // ErrClosed, with the name
+	detach    func() // ends what the observers were told of the budget
 
 	process string // 16 hexadecimal digits
 	names   names
@@ -124,6 +125,7 @@ func New(rdb redis.UniversalClient, name string, limit Limit, opts Options) (*Bu
 		b.alive = attend(b)
 	}
 	b.spawn(b.beatLoop)
+	b.detach = cache.Attach(opts.Observer, cache.Component{Kind: cache.BudgetComponent, Name: name, Self: b})
 	return b, nil
 }
 
@@ -162,6 +164,9 @@ func refused(err error) bool {
 // Name is the budget's name.
 func (b *Budget) Name() string { return b.name }
 
+// Limit is what the budget allows, with its defaults filled in.
+func (b *Budget) Limit() Limit { return b.limit }
+
 // Close gives back what calls of this process hold and ends the budget's
 // goroutines. Calls that are under way go on; settling them changes nothing any
 // more. Calling it again is fine.
@@ -173,6 +178,7 @@ func (b *Budget) Close() error {
 	}
 	b.leaving = true
 	b.mu.Unlock()
+	b.detach()
 	b.beats <- struct{}{} // for good: none brings back what is given back now
 	b.mu.Lock()
 	slots := b.gone
