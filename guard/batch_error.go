@@ -123,7 +123,7 @@ func (f *manyFailure) forKey(key string, found bool) error {
 }
 
 // batchError is the error of a call for many keys, some of which may have failed.
-func (e *engine) batchError(keys []string, errs []error) error {
+func (r *reporter) batchError(keys []string, errs []error) error {
 	failed := map[string]error{}
 	for i, err := range errs {
 		if err != nil {
@@ -133,5 +133,5 @@ func (e *engine) batchError(keys []string, errs []error) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	return &BatchError{Errs: failed, hideKeys: e.policy.HideKeys}
+	return &BatchError{Errs: failed, hideKeys: r.hideKeys}
 }

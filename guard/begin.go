@@ -75,8 +75,8 @@ type openTurn struct {
 	ended  bool
 }
 
-// openTurn starts a turn that its caller ends.
-func (e *engine) openTurn(ctx context.Context, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
+// startTurn starts a turn that its caller ends.
+func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
 	ctx, o.reported = e.startFetch(ctx, []*fill{r})
 	timeout := &timedOut{e, r.key, 1}
@@ -149,15 +149,4 @@ func (o *offer) leave() *openTurn {
 	default:
 		return nil
 	}
-}
-
-// hand gives a turn to the caller that is to fetch and waits for its end.
-func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
-	o := l.e.openTurn(p.ctx, p, t, r, &p.keys, paid.expense)
-	if l.refresh != nil {
-		l.refresh(o)
-	} else if !l.offer.give(o) {
-		o.release()
-	}
-	<-t.f.settled
 }

@@ -2,7 +2,6 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,7 +21,7 @@ func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string)
 	if ctx == nil {
 		return g.engine.misused(ctx)
 	}
-	entry, err := g.engine.entryFor("Set", key, &value, tags)
+	entry, err := entryFor(g.engine, "Set", key, &value, tags)
 	if err != nil {
 		return err
 	}
@@ -40,7 +39,7 @@ func (g *Guard[V]) SetMany(ctx context.Context, values map[string]V, tags ...str
 	var failed []error
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		value := values[key]
-		entry, err := g.engine.entryFor("SetMany", key, &value, tags)
+		entry, err := entryFor(g.engine, "SetMany", key, &value, tags)
 		if err != nil {
 			of, failed = append(of, key), append(failed, err)
 			continue
@@ -48,12 +47,12 @@ func (g *Guard[V]) SetMany(ctx context.Context, values map[string]V, tags ...str
 		keys, entries = append(keys, key), append(entries, entry)
 	}
 	errs := g.change(ctx, store.Set, keys, entries)
-	return g.engine.batchError(append(of, keys...), append(failed, errs...))
+	return g.engine.events.batchError(append(of, keys...), append(failed, errs...))
 }
 
 // entryFor is the entry of a value that no fetch brought.
-func (e *engine) entryFor(op, key string, value any, tags []string) (*store.Entry, error) {
-	tags = slices.Concat(e.policy.Tags, tags, e.tagsOfValue(key, value))
+func entryFor(e *engine, op, key string, value any, tags []string) (*store.Entry, error) {
+	tags = e.tags.ofValue(key, value, slices.Concat(e.tags.own, tags)...)
 	if err := checkTags(tags); err != nil {
 		return nil, fmt.Errorf("guard: %s: %w", op, err)
 	}
@@ -65,7 +64,7 @@ func (e *engine) entryFor(op, key string, value any, tags []string) (*store.Entr
 		return nil, fmt.Errorf("%w: %d bytes encoded, Policy.MaxBytes is %d", ErrTooLarge, n, e.policy.MaxBytes)
 	}
 	entry.FreshFor, entry.TTL = lifetime(&fill{ttl: e.policy.TTL, staleFor: e.policy.Stale}, &e.policy)
-	entry.Tags = e.storeTags(tags)
+	entry.Tags = e.tags.stored(tags)
 	return entry, nil
 }
 
@@ -82,7 +81,7 @@ func (g *Guard[V]) Delete(ctx context.Context, key string) error {
 // DeleteMany is Delete for many keys, with as few round trips as GetMany. If some can't be
 // deleted the error is a [*BatchError], and the others are.
 func (g *Guard[V]) DeleteMany(ctx context.Context, keys []string) error {
-	return g.engine.batchError(keys, g.change(ctx, store.Delete, keys, nil))
+	return g.engine.events.batchError(keys, g.change(ctx, store.Delete, keys, nil))
 }
 
 // Expire marks the value stale and keeps it: it is refreshed at its next use,
@@ -94,7 +93,7 @@ func (g *Guard[V]) Expire(ctx context.Context, key string) error {
 
 // ExpireMany is to Expire what DeleteMany is to Delete.
 func (g *Guard[V]) ExpireMany(ctx context.Context, keys []string) error {
-	return g.engine.batchError(keys, g.change(ctx, store.Expire, keys, nil))
+	return g.engine.events.batchError(keys, g.change(ctx, store.Expire, keys, nil))
 }
 
 // Reset is the operator's: it ends a quarantine of the key, and a pause, whether a
@@ -135,17 +134,6 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 	return errs
 }
 
-// changeError is a store's error for the caller of a change.
-func (e *engine) changeError(ctx context.Context, err error) error {
-	switch {
-	case err == nil, ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
-		return err
-	case errors.Is(err, store.ErrClosed):
-		return e.errClosed()
-	}
-	return unavailable(err)
-}
-
 // DeleteTag removes all values that carry one of the tags, at a cost that
 // doesn't depend on how many they are: a Get that starts after DeleteTag returned
 // does not return a value that carries one and whose fetch started before. A fetch
@@ -180,7 +168,7 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 	if o := e.endedFor(ctx, nil); o != nil {
 		return e.errorFor(o)
 	}
-	stored := e.storeTags(tags)
+	stored := e.tags.stored(tags)
 	err := e.store.ChangeTags(ctx, what, stored)
 	if g.near != nil {
 		for _, t := range stored {

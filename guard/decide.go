@@ -128,3 +128,7 @@ func lifetime(f *fill, p *Policy) (fresh, hard time.Duration) {
 	}
 	return fresh, min(fresh+min(f.staleFor, store.MaxTTL)+(p.StaleIfError-p.Stale), store.MaxTTL)
 }
+
+// holdOff keeps a refresh that brought nothing from being followed at once by the
+// next: many callers are being served stale values meanwhile.
+const holdOff = 250 * time.Millisecond

@@ -18,18 +18,17 @@ type engine struct {
 	name   string
 	policy Policy
 	packer packer
-	tagsOf func(key string, value any) []string // nil: none
+	tags   tagger
+	payer  payer
 	events reporter
 	labels pprof.LabelSet // of the goroutines of fetches
-	budget string         // the name of the policy's budget; empty: it has none
 	near   *near          // nil: none
 
 	lookups   lookups
 	flights   *flights
 	sequence  atomic.Uint64 // numbers callers and commands of this process: clocks can tie
 	foresight foresight
-	slots     chan struct{} // of fetches without a lease
-	doomed    atomic.Int64  // flights that ask for a lease though their budget is known to be exhausted
+	slots     *slots // of fetches without a lease
 
 	detach  func()          // ends what the observers were told of the guard
 	ctx     context.Context // ends with Close
@@ -42,15 +41,18 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 		store: s, name: name, policy: p,
 		labels:  pprof.Labels("stampede.guard", name),
 		detach:  func() {},
-		flights: newFlights(), slots: make(chan struct{}, p.MaxUnguarded),
+		flights: newFlights(),
 	}
 	e.events.init(name, &e.policy)
 	if b, ok := p.Budget.(interface{ Name() string }); ok {
-		e.budget = b.Name()
+		e.payer.name = b.Name()
 	}
 	e.lookups = lookups{e: e, of: map[string]*lookup{}}
+	e.tags = tagger{prefix: e.storePrefix(), own: p.Tags}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
+	e.payer.policy, e.payer.events = &e.policy, &e.events
 	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
 	return e
 }
 
@@ -176,30 +178,6 @@ func (e *engine) judge(ctx context.Context, key string, rd *read) *outcome {
 	return o
 }
 
-// maskOne returns an outcome with the entry that the call has read in place of an error,
-// if the policy allows it. A call that has read nothing does now. Either read was sent
-// after the caller came, so no sharing rule is needed.
-func (c *call) maskOne(w *want, o *outcome) *outcome {
-	e := c.e
-	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o) {
-		return o
-	}
-	if w.rd == nil {
-		w.rd = e.lookups.read(c.ctx, w.key)
-	}
-	r, waited := w.rd.found(), w.rd.waited()
-	if !servableIfError(r, waited) {
-		return o
-	}
-	value, err := e.packer.unpack(c.ctx, w.key, w.rd)
-	if err != nil {
-		return o
-	}
-	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.events.report(c.ctx, cache.StaleServed, Event{Reason: staleReason(o.err), Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
-	return &outcome{value: value, source: Stale, stored: true, entry: older}
-}
-
 // maskable reports whether a stale value may stand in for the outcome's error.
 func (e *engine) maskable(o *outcome) bool {
 	switch {
@@ -275,3 +253,23 @@ func (e *unavailableError) Error() string { return fmt.Sprintf("%v: %v", ErrUnav
 
 // Unwrap is for errors.Is and errors.As.
 func (e *unavailableError) Unwrap() []error { return []error{ErrUnavailable, e.cause} }
+
+// changeError is a store's error for the caller of a change.
+func (e *engine) changeError(ctx context.Context, err error) error {
+	switch {
+	case err == nil, ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
+		return err
+	case errors.Is(err, store.ErrClosed):
+		return e.errClosed()
+	}
+	return unavailable(err)
+}
+
+// noSlot is the outcome of a flight that is not to fetch any more: a caller that joined
+// at this very moment retries.
+func (e *engine) noSlot() *outcome {
+	if e.ctx.Err() != nil {
+		return closedOutcome()
+	}
+	return retryOutcome()
+}

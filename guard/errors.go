@@ -118,3 +118,13 @@ func PauseOf(err error) (time.Duration, bool) {
 	}
 	return 0, false
 }
+
+const (
+	reservedPrefix = "guard:"
+	notFoundName   = reservedPrefix + "not_found"
+	timeoutName    = reservedPrefix + "fetch_timeout"
+	exhaustedName  = reservedPrefix + "exhausted"
+
+	// maxFailureText bounds the text of an error that travels.
+	maxFailureText = 4 << 10
+)

@@ -38,3 +38,10 @@ func endOfFetch(err error) cache.EventKind {
 	}
 	return cache.FetchFailed
 }
+
+func cutKey(key string) string {
+	if len(key) > maxKeyText {
+		return key[:maxKeyText] + "… (cut)"
+	}
+	return key
+}

@@ -186,3 +186,6 @@ type Result[V any] struct {
 	TTL    time.Duration // how long it is still fresh; 0 if it is stale
 	Stored bool          // whether the store has it
 }
+
+// anyAge is the maxAge of a call that leaves the age to the policy.
+const anyAge = -1

@@ -235,7 +235,7 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 			of, failed = append(of, keys[i]), append(failed, err)
 		}
 	})
-	return results, g.engine.batchError(of, failed)
+	return results, g.engine.events.batchError(of, failed)
 }
 
 func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V], error) {

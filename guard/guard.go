@@ -81,7 +81,7 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 	}
 	e := newEngine(s.Unwrap(), name, policy, coderOf[V]{codec}, codec)
 	if o.tagsOf != nil {
-		e.tagsOf = func(key string, value any) []string { return o.tagsOf(key, *value.(*V)) }
+		e.tags.of = func(key string, value any) []string { return o.tagsOf(key, *value.(*V)) }
 	}
 	if policy.Near.on() {
 		var err error
@@ -147,3 +147,14 @@ func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 	}
 	return r, nil
 }
+
+// Stats returns a snapshot. It is cheap but for InFlight, which takes a lock for
+// as long as it takes to list the flights.
+func (g *Guard[V]) Stats() Stats {
+	s := g.Counters()
+	s.InFlight = g.engine.flights.list(g.engine.policy.HideKeys)
+	return s
+}
+
+// Counters is Stats without InFlight. It takes no lock of the guard's.
+func (g *Guard[V]) Counters() Stats { return statsOf(g.engine) }

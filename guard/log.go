@@ -196,10 +196,3 @@ func attrsOf(ev Event) []slog.Attr {
 
 // maxKeyText bounds a key in logs and errors: any bytes are a key, a whole URL say.
 const maxKeyText = 200
-
-func cutKey(key string) string {
-	if len(key) > maxKeyText {
-		return key[:maxKeyText] + "… (cut)"
-	}
-	return key
-}

@@ -110,7 +110,7 @@ func (c *call) resolveMany(left []*want, serve func(*want)) error {
 			of, failed = append(of, w.key), append(failed, c.e.errorFor(w.out))
 		}
 	}
-	return c.e.batchError(of, failed)
+	return c.e.events.batchError(of, failed)
 }
 
 // readUnjoined reads the keys that have no flight. The others are given to each without

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/klauspost/compress/s2"
 	"github.com/maypok86/otter/v2"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -216,4 +217,15 @@ func (n *near) close() {
 	n.feed.Close()
 	n.values.InvalidateAll()
 	n.values.StopAllGoroutines()
+}
+
+// encodedSize is the size of an entry's payload before it was compressed, as far as
+// can be told.
+func encodedSize(e *store.Entry) int {
+	if e.Flags&store.FlagCompressed != 0 {
+		if n, err := s2.DecodedLen(e.Payload); err == nil {
+			return n
+		}
+	}
+	return len(e.Payload)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -41,7 +42,7 @@ func (p *part) pay(turns []*turn) (payment, error) {
 	}
 	s := Spending{Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: e.policy.MaxBudgetWait}
 	if s.MaxWait > 0 {
-		l.recheck(slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return !t.f.livesOnStale() }))
+		p.recheck(slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return !t.f.livesOnStale() }))
 	}
 	switch {
 	case turns[0].f.kind == background:
@@ -57,35 +58,36 @@ func (p *part) pay(turns []*turn) (payment, error) {
 		ctx, stop = callers.WhileWanted(ctx, nil, p.deserted)
 		defer stop()
 	}
-	return e.spend(ctx, turns[0].f.key, s)
+	return e.payer.spend(ctx, turns[0].f.key, s)
 }
 
-// livesOnStale reports whether the flight's callers have a stale value to live on if
-// the budget is exhausted.
-func (f *flight) livesOnStale() bool {
-	return f.kind != forced && f.e.policy.StaleIfError > 0 &&
-		servableIfError(f.known.found(), f.known.waited()) && f.e.maskable(&outcome{err: &ExhaustedError{}})
+// A payer spends from the policy's budget.
+type payer struct {
+	policy *Policy
+	events *reporter
+	name   string       // the budget's; empty: it has none
+	doomed atomic.Int64 // flights that ask for a lease though the budget is known to be exhausted
 }
 
-// payAlone is pay for a caller that fetches for itself, on the given context.
-func (e *engine) payAlone(ctx context.Context, key string) (payment, error) {
-	if e.policy.Budget == nil {
+// alone pays for a caller that fetches for itself, on the given context.
+func (y *payer) alone(ctx context.Context, key string) (payment, error) {
+	if y.policy.Budget == nil {
 		return payment{}, nil
 	}
-	return e.spend(ctx, key, Spending{
-		Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: withinDeadline(e.policy.MaxBudgetWait, ctx),
+	return y.spend(ctx, key, Spending{
+		Cost: y.policy.Cost, Priority: y.policy.Priority, MaxWait: withinDeadline(y.policy.MaxBudgetWait, ctx),
 	})
 }
 
-func (e *engine) spend(ctx context.Context, key string, s Spending) (payment, error) {
-	s.MaxHold = e.policy.FetchTimeout
+func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, error) {
+	s.MaxHold = y.policy.FetchTimeout
 	start := time.Now()
-	expense, err := e.policy.Budget.Spend(ctx, s)
+	expense, err := y.policy.Budget.Spend(ctx, s)
 	waited := time.Since(start)
 	if err != nil {
 		var exhausted *ExhaustedError
 		if errors.As(err, &exhausted) {
-			e.events.report(ctx, cache.BudgetExhausted, Event{Budget: e.budget, Priority: s.Priority.String(), Key: key, Duration: exhausted.RetryAfter, Err: err})
+			y.events.report(ctx, cache.BudgetExhausted, Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: exhausted.RetryAfter, Err: err})
 		}
 		return payment{}, err
 	}
@@ -93,7 +95,7 @@ func (e *engine) spend(ctx context.Context, key string, s Spending) (payment, er
 	used := false
 	defer p.refundUnless(&used)
 	if p.waited {
-		e.events.report(ctx, cache.BudgetWaited, Event{Budget: e.budget, Priority: s.Priority.String(), Key: key, Duration: waited})
+		y.events.report(ctx, cache.BudgetWaited, Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: waited})
 	}
 	used = true
 	return p, nil
@@ -120,41 +122,13 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 		}
 		ends[i] = end
 	}
-	l.settle(ends)
+	l.e.settle(l.ctx, ends)
 }
 
 // isExhausted reports whether an error says that a budget had nothing left.
 func isExhausted(err error) bool {
 	var exhausted *ExhaustedError
 	return errors.As(err, &exhausted)
-}
-
-// maxDoomed is how many flights may ask for a lease though their guard's budget is
-// known to be exhausted: they find out whether another process fetches the key. In a
-// storm of more, futile acquires would be most of the load.
-const maxDoomed = 8
-
-// spare returns the outcome of a flight that need not ask for a lease to learn that
-// its budget is exhausted; nil: it is to ask. Call done at its end.
-func (l *leader) spare(f *flight) (o *outcome, done func()) {
-	e := l.e
-	b := e.policy.Budget
-	if b == nil || f.kind == background || e.policy.MaxBudgetWait > 0 || !b.Exhausted(e.policy.Priority) {
-		return nil, func() {}
-	}
-	done = func() { e.doomed.Add(-1) }
-	if e.doomed.Add(1) <= maxDoomed {
-		return nil, done
-	}
-	paid, err := e.spend(l.ctx, f.key, Spending{Cost: e.policy.Cost, Priority: e.policy.Priority})
-	if err == nil { // there is something again
-		paid.expense.Settle(0)
-		return nil, done
-	}
-	if e.ctx.Err() != nil {
-		return closedOutcome(), done
-	}
-	return &outcome{err: err, moment: e.sequence.Add(1)}, done
 }
 
 // withinDeadline is d, or what ctx leaves of it.

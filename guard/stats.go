@@ -86,17 +86,8 @@ type Flight struct {
 	Holder  cache.Token // of the lease that another process holds; zero: none is known
 }
 
-// Stats returns a snapshot. InFlight takes a lock for as long as it takes to list the
-// flights; Counters leaves it out.
-func (g *Guard[V]) Stats() Stats {
-	s := g.Counters()
-	s.InFlight = g.engine.flights.list(g.engine.policy.HideKeys)
-	return s
-}
-
-// Counters is Stats without InFlight. It takes no lock of the guard's.
-func (g *Guard[V]) Counters() Stats {
-	e := g.engine
+// statsOf is a snapshot of an engine.
+func statsOf(e *engine) Stats {
 	c := &e.events.counters
 	s := Stats{
 		StoreHits: c.storeHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),

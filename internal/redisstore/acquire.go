@@ -111,7 +111,7 @@ func (s *Store) acquireTogether(ctx context.Context, requests []store.Request, p
 
 // isUnsettled reports whether acquireFully knows something to do about an answer.
 func (s *Store) isUnsettled(ctx context.Context, a *store.Answer) bool {
-	if ctx.Err() != nil {
+	if store.Ended(ctx) != nil {
 		return false
 	}
 	if a.Err != nil {
@@ -142,7 +142,7 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 			if err := s.awaitSubscription(ctx, r.Key, asked, deadline); err != nil {
 				return store.Answer{Err: err}
 			}
-		case errors.Is(a.Err, store.ErrUnavailable) && !resent && !r.Once && ctx.Err() == nil && !errors.Is(a.Err, errBreakerOpen):
+		case errors.Is(a.Err, store.ErrUnavailable) && !resent && !r.Once && store.Ended(ctx) == nil && !errors.Is(a.Err, errBreakerOpen):
 			resent = true
 		case over.IsZero() && s.isOwnOrphan(&a):
 			over = a.Holder
