@@ -62,7 +62,7 @@ func (l *leader) acquire(fs []*flight) []store.Answer {
 
 // acquireUnread is acquire for a key that has not been read, as it was expected to be
 // absent. Where no answer comes a read may still help: some servers carry out no
-// scripts for a while and serve what is stored.
+// scripts for a while and serve stored entries.
 func (l *leader) acquireUnread(f *flight) store.Answer {
 	f.request.Once = true
 	a := l.acquire(l.flights)[0]
@@ -87,9 +87,9 @@ func (l *leader) acquireUnread(f *flight) store.Answer {
 	return a
 }
 
-// readForced reads the keys of forced flights whose callers were to join a flight that
-// has ended since: an acquire that has seen no entry would return the one that is to be
-// replaced.
+// readForced reads the keys of forced flights that are still unread: their callers were to
+// join a flight that has ended since. An acquire that has seen no entry would return the
+// entry that is to be replaced.
 func (l *leader) readForced() {
 	var unread []*flight
 	var keys []string
@@ -143,8 +143,8 @@ func (l *leader) grant(f *flight, lease *store.Lease) {
 	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
 }
 
-// releaseTaken drops the turns whose fetch the first caller runs for itself. Their other
-// callers retry.
+// releaseTaken drops the turns of flights whose first caller runs the fetch for itself. The
+// other callers retry.
 func (l *leader) releaseTaken() {
 	var ends []ending
 	l.turns = slices.DeleteFunc(l.turns, func(t *turn) bool {
@@ -232,6 +232,6 @@ func (l *leader) abandoned() bool {
 	return !slices.ContainsFunc(l.flights, func(f *flight) bool { return !f.abandoned() })
 }
 
-// errNoStamp: what was fetched can't be stored with its tags, as nobody knows
-// what was deleted before it.
+// errNoStamp: the fetched value can't be stored with its tags, as the deletions before it
+// are unknown.
 var errNoStamp = errors.New("guard: the clock of tags could not be read before the fetch")

@@ -197,7 +197,7 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	}
 }
 
-// enterWaits returns the keys whose flights can be waited for. To wait for one that waits
+// enterWaits returns the keys with flights that can be waited for. To wait for one that waits
 // for the fetch that this call is made from would have no end.
 func (c *call) enterWaits(ws []*want, number uint64) (joined []*want, done func()) {
 	inner := frameOf(c.ctx)

@@ -10,9 +10,9 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// Set stores a value under the policy's terms. A fetch that is under way will
-// not overwrite it, and a Get that starts after Set returned does not return
-// what Set replaced. It carries the given tags and the policy's.
+// Set stores a value under the policy's terms, with the given tags and the policy's. A fetch
+// that is under way does not overwrite it. A Get that starts after Set returned does not
+// return the replaced value.
 //
 // Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the
 // codec's; [ErrUnavailable], which says whether the value may be stored later all
@@ -68,9 +68,8 @@ func entryFor(e *engine, op, key string, value any, tags []string) (*store.Entry
 	return entry, nil
 }
 
-// Delete removes the value. A fetch that is under way will not bring it back,
-// and a Get that starts after Delete returned does not return a value whose
-// fetch started before.
+// Delete removes the value. A fetch that is under way does not bring it back. A Get that
+// starts after Delete returned does not return a value from a fetch that started before.
 //
 // Errors: [ErrUnavailable], which says whether the value may be deleted later
 // all the same; [ErrClosed]; the cause of ctx's end.
@@ -91,7 +90,7 @@ func (g *Guard[V]) Expire(ctx context.Context, key string) error {
 	return g.change(ctx, store.Expire, []string{key}, nil)[0]
 }
 
-// ExpireMany is to Expire what DeleteMany is to Delete.
+// ExpireMany is Expire for many keys. Errors as of DeleteMany.
 func (g *Guard[V]) ExpireMany(ctx context.Context, keys []string) error {
 	return g.engine.events.batchError(keys, g.change(ctx, store.Expire, keys, nil))
 }
@@ -134,12 +133,10 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 	return errs
 }
 
-// DeleteTag removes all values that carry one of the tags, at a cost that
-// doesn't depend on how many they are: a Get that starts after DeleteTag returned
-// does not return a value that carries one and whose fetch started before. A fetch
-// under way is not ended, but what it brings is not stored if it carries one. No
-// tags are no error. Tags are the guard's own: those of a guard of another name are
-// others.
+// DeleteTag removes all values that carry one of the tags, at a cost that does not depend
+// on their number. A Get that starts after DeleteTag returned does not return such a value
+// from a fetch that started before. A fetch under way goes on; its value is not stored if
+// it carries one of the tags. No tags are no error. Each guard has its own tags.
 //
 // Errors as of Delete. One that is about some of the tags names them; the others
 // are done.
@@ -147,9 +144,9 @@ func (g *Guard[V]) DeleteTag(ctx context.Context, tags ...string) error {
 	return g.changeTags(ctx, "DeleteTag", store.DeleteTag, tags)
 }
 
-// ExpireTag marks all values stale that carry one of the tags, as Expire does
-// with the value of a key, and as DeleteTag deletes them. What a fetch under way
-// brings is stored, and stale, if it carries one. Errors as of DeleteTag.
+// ExpireTag marks all values stale that carry one of the tags, as Expire does for a key. The
+// value of a fetch under way is stored, and is stale if it carries one of the tags. Errors
+// as of DeleteTag.
 func (g *Guard[V]) ExpireTag(ctx context.Context, tags ...string) error {
 	return g.changeTags(ctx, "ExpireTag", store.ExpireTag, tags)
 }

@@ -136,8 +136,8 @@ func (e *engine) expectsMiss(ctx context.Context, key string) bool {
 		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
-// endedFor is the outcome for a caller whose context ended, or whose store was closed;
-// nil if it may go on.
+// endedFor is the outcome for a caller after the end of its context, its guard or its
+// store; nil if it may go on.
 func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 	if ctx.Err() != nil {
 		return &outcome{err: context.Cause(ctx)}
@@ -235,7 +235,7 @@ func (e *engine) errorFor(o *outcome) error {
 	return o.err
 }
 
-// errClosed names the guard that was closed, or whose store was.
+// errClosed names the guard. If only its store was closed, it wraps that error too.
 func (e *engine) errClosed() error {
 	if e.closing.Load() {
 		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)

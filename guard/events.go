@@ -8,8 +8,7 @@ import (
 )
 
 type (
-	// Event is that of package cache, whose stores report to the same kind of
-	// observer.
+	// Event is that of package cache: stores report to the same kind of observer.
 	Event = cache.Event
 	// Observer is that of package cache.
 	Observer = cache.Observer

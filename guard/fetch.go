@@ -14,8 +14,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A fetchFunc runs the user's fetch for some keys and notes in each fill what it
-// answered.
+// A fetchFunc runs the user's fetch for some keys and notes the answer in each fill.
 type fetchFunc func(ctx context.Context, fills []*fill)
 
 // A part is the turns that one call of the fetch serves.
@@ -32,7 +31,7 @@ type part struct {
 }
 
 // fetchTurns fetches the keys of the leader's turns and settles them, MaxBatch keys at
-// once and one part after the other. While leases are held whose fetch has not begun,
+// once and one part after the other. While leases wait for their fetch,
 // nothing is waited for but the parts before.
 func (l *leader) fetchTurns() {
 	if len(l.turns) == 0 {
@@ -124,7 +123,7 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	return turns, fills, paid
 }
 
-// conclude settles the turns with what the fetch answered.
+// conclude settles the turns with the answers of the fetch.
 func (p *part) conclude(turns []*turn, fills []*fill) {
 	if !p.l.told {
 		p.addStale(turns, fills)
@@ -182,7 +181,7 @@ func (p *part) deserted() bool {
 	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.deserted(t.f) })
 }
 
-// newFill presets what the fetch is told and may change.
+// newFill presets the terms of a fetch.
 func (t *turn) newFill(told bool) *fill {
 	f, e := t.f, t.f.e
 	r := e.newFill(f.key)
@@ -344,7 +343,7 @@ func (e *engine) complete(r *fill) {
 		}
 	}()
 	if r.err != nil {
-		_ = r.err.Error() // an error whose methods panic, a typed nil say, does so here
+		_ = r.err.Error() // a method that panics, of a typed nil for example, does so here
 		r.err = e.policy.asNotFound(r.err)
 		_ = errors.Is(r.err, ErrNotFound)
 		_, _ = PauseOf(r.err)

@@ -109,8 +109,7 @@ func (c *call) refresh(ws []*want) {
 	}
 }
 
-// fetchAlone fetches for this caller alone, on its own context, keys whose values may
-// not be shared. Nothing is stored.
+// fetchAlone fetches keys with private values for this caller alone, on its own context. Nothing is stored.
 func (c *call) fetchAlone(ws []*want) {
 	c.fetchOwn(ws, Fetched, func(w *want, r *fill) {
 		r.private, r.ttl = true, 0

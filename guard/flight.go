@@ -38,7 +38,7 @@ type flight struct {
 	exited        bool
 	unwanted      func() // called once no caller can use the result
 
-	// What callers read while the flight runs.
+	// Read by callers while the flight runs.
 	waiting  atomic.Bool  // for the holder of the lease
 	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	fallback atomic.Pointer[fallback]
@@ -47,9 +47,9 @@ type flight struct {
 	holder   atomic.Pointer[store.Token]        // of the lease, elsewhere; nil: none is known
 	attempt  atomic.Int32                       // of the lease, here
 
-	// What is known of the key. Only the goroutine that runs the flight uses the rest.
+	// Knowledge of the key. Only the goroutine that runs the flight uses the rest.
 	readErr     error  // of the first caller's read
-	known       *read  // the last one that showed what is stored, or that nothing is; nil: there was none
+	known       *read  // the last one with an answer; nil: there was none
 	knownMoment uint64 // when its command was sent
 
 	// The search for the lease.
@@ -58,7 +58,7 @@ type flight struct {
 	sent       time.Time
 	heldMoment uint64    // when the acquire was sent that was last answered "held"
 	heldUntil  time.Time // the lease of that answer lives until then, unless it is renewed or given back; zero: none is known
-	unseen     uint64    // when the last command was sent that did not show what is stored now
+	unseen     uint64    // when the last command was sent that did not show the stored entry of now
 	unwatched  time.Time // when the holder first looked unwatched; zero: it does not
 	suspicious bool      // the last answer was "quarantined"
 
@@ -148,7 +148,7 @@ func (f *flight) settle(o *outcome) {
 	}
 }
 
-// lend offers what the flight has read to callers that have read nothing.
+// lend offers the last read to callers that have read nothing.
 func (f *flight) lend(rd *read) { f.fallback.Store(&fallback{rd, f.moment}) }
 
 // borrow takes the flight's fallback for a caller that has read nothing.
@@ -201,7 +201,7 @@ func (f *flight) giveStale(r *fill) {
 	}
 }
 
-// know takes in what was read of the flight's key.
+// know takes in a read of the key.
 func (f *flight) know(rd *read) {
 	if f.readErr = rd.err; rd.err == nil {
 		f.known, f.request.Seen = rd, rd.reading.Seen

@@ -65,7 +65,7 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 func TestWrongForesightIsHarmless(t *testing.T) {
 	p := policy(func(p *guard.Policy) {
 		p.TTL, p.Stale, p.StaleIfError, p.Negative = time.Minute, time.Minute, 5*time.Minute, time.Minute
-		p.Beta = guard.NoEarlyRefresh
+		p.Beta = guard.Off
 	})
 	broken := errors.New("the origin is broken")
 	value := func(v string) func(context.Context) (string, error) {
@@ -131,7 +131,7 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 // asked. For who comes later it may have been deleted since.
 func TestNobodyBorrowsWhatWasDeletedBeforeTheyCame(t *testing.T) {
 	p := policy(func(p *guard.Policy) {
-		p.StaleIfError, p.SoftTimeout, p.Beta = 5*time.Minute, 100*time.Millisecond, guard.NoEarlyRefresh
+		p.StaleIfError, p.SoftTimeout, p.Beta = 5*time.Minute, 100*time.Millisecond, guard.Off
 	})
 	inRedis(t, func(w *world) { // where the holder of a lease hears late that it has lost it
 		other := w.fleet(1, p)[0]

@@ -24,13 +24,13 @@ type leader struct {
 	stamping *stamping // the clock of tags, read beside the first acquire; nil: not
 }
 
-// open makes a flight that the leader runs. rd is what its first caller has read.
+// open makes a flight that the leader runs. rd is the read of its first caller.
 func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *flight {
 	p := &l.e.policy
 	f := &flight{
 		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(), trigger: triggerFor(kind, rd),
 		settled: make(chan struct{}), moved: make(chan struct{}), poll: firstPoll,
-		// No other caller may have what the first one read; whatever follows is later.
+		// The first caller shares its read with no other caller; later reads are shared.
 		knownMoment: number + 1, unseen: number + 1,
 		request: store.Request{
 			Key: l.e.storeKey(key), TTL: p.Lease, RenewFor: p.FetchTimeout + p.MaxBudgetWait,

@@ -188,7 +188,7 @@ func attrsOf(ev Event) []slog.Attr {
 	if ev.Err != nil {
 		attrs = append(attrs, slog.String("error", ev.Err.Error()))
 	}
-	if panicked := (*PanicError)(nil); errors.As(ev.Err, &panicked) { // whose text has no stack
+	if panicked := (*PanicError)(nil); errors.As(ev.Err, &panicked) { // its text has no stack
 		attrs = append(attrs, slog.String("stack", string(panicked.Stack)))
 	}
 	return attrs

@@ -145,7 +145,7 @@ func TestManyColdKeysAreOneFetchAndWarmOnesNone(t *testing.T) {
 
 func TestManyKeysAgeAsOneDoes(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL = 10 * time.Second; p.Beta = guard.NoEarlyRefresh }))[0]
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL = 10 * time.Second; p.Beta = guard.Off }))[0]
 		o := &manyOrigin{}
 		keys := keysFrom(0, 10)
 		getMany(w, g, keys, o.fetch)

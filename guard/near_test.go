@@ -57,7 +57,7 @@ func TestNearValueIsServedWithoutAskingTheStore(t *testing.T) {
 // However long a value was fetched, or others were waited for: its age is since it
 // was stored.
 func TestNearValueIsAsOldAsTheStoredOne(t *testing.T) {
-	slow := func(p *guard.Policy) { p.TTL, p.Beta = 10*time.Second, guard.NoEarlyRefresh }
+	slow := func(p *guard.Policy) { p.TTL, p.Beta = 10*time.Second, guard.Off }
 	asOld := func(w *world, g *guard.Guard[string], age time.Duration) {
 		w.Helper()
 		p, err := g.Peek(context.Background(), "k")
@@ -389,7 +389,7 @@ func TestEarlyRefreshIsDrawnOnceForAVersionAndLeavesTimeForTheFetch(t *testing.T
 	if due := guard.DueAt(slow, 1); due != ttl/2 {
 		t.Errorf("a fetch slower than its TTL is due at %v", due)
 	}
-	if due := guard.DueAt(slow, guard.NoEarlyRefresh); due != ttl {
+	if due := guard.DueAt(slow, guard.Off); due != ttl {
 		t.Errorf("turned off: due at %v", due)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // errNotWanted ends the wait for a budget when the fetch is of no use any more.
 var errNotWanted = callers.ErrUnwanted
 
-// A payment is what a fetch was paid with before it is made. The zero payment is that
+// A payment is made before a fetch. The zero payment is that
 // of a guard without a budget.
 type payment struct {
 	cost    int
@@ -32,7 +32,7 @@ func refundUnless(used *bool, x Expense) {
 	}
 }
 
-// pay spends what one call of the fetch is estimated to cost. It waits if a key has
+// pay spends the estimated cost of one call of the fetch. It waits if a key has
 // callers without a stale value to live on; but not longer than the call that leads
 // does, if no other caller waits. The fetch must not be made on an error.
 func (p *part) pay(turns []*turn) (payment, error) {
@@ -101,7 +101,7 @@ func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, err
 	return p, nil
 }
 
-// settleUnpaid ends the turns whose fetch could not be paid.
+// settleUnpaid ends turns after their fetch could not be paid.
 func (p *part) settleUnpaid(turns []*turn, why error) {
 	l, e := p.l, p.l.e
 	ends := make([]ending, len(turns))
@@ -131,7 +131,7 @@ func isExhausted(err error) bool {
 	return errors.As(err, &exhausted)
 }
 
-// withinDeadline is d, or what ctx leaves of it.
+// withinDeadline is d, or the time that ctx leaves if that is less.
 func withinDeadline(d time.Duration, ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		return max(0, min(d, time.Until(end)))

@@ -138,7 +138,7 @@ func TestValueWhoseTagIsExpiredWhileItIsFetchedIsFreshForNoTime(t *testing.T) {
 // Each way by which a value may reach a caller: what was fetched before a
 // DeleteTag that has returned reaches nobody who comes after it. P3
 func TestNothingFromBeforeADeleteTagReachesWhoComesAfterIt(t *testing.T) {
-	stale := func(p *guard.Policy) { p.Stale, p.Beta = time.Hour, guard.NoEarlyRefresh }
+	stale := func(p *guard.Policy) { p.Stale, p.Beta = time.Hour, guard.Off }
 	for _, c := range []struct {
 		name   string
 		policy []func(*guard.Policy)

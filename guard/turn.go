@@ -23,8 +23,8 @@ type turn struct {
 	settled bool
 }
 
-// drop is called when no caller can use the turn's result any more. A fetch all of
-// whose turns are dropped is cancelled.
+// drop is called when no caller can use the turn's result any more. A fetch is cancelled
+// when all of its turns are dropped.
 func (t *turn) drop() {
 	if t.dropped.CompareAndSwap(false, true) && t.part.wanted.Add(-1) == 0 {
 		t.part.cancel(errNotWanted)
@@ -57,8 +57,8 @@ func (t *turn) giveBack(back []store.Return) []store.Return {
 	return append(back, store.Return{Lease: t.lease})
 }
 
-// An ending is how a turn ends: what becomes of its lease, and the outcome of its
-// flight if that is carried out. If it is not, only callers that joined before the
+// An ending is the end of a turn: the return of its lease, and the outcome of its flight if
+// that is carried out. If it is not, only callers that joined before the
 // fetch started get the outcome.
 type ending struct {
 	t      *turn
@@ -231,7 +231,7 @@ func (end *ending) renew(r *fill) {
 	end.store(entry, r, o)
 }
 
-// fail is the end of a turn whose fetch failed. The key is paused if the fetch asked
+// fail is the end of a turn after a failed fetch. The key is paused if the fetch asked
 // for that, or if callers have an entry to live on: a stale one, or one that was to be
 // refreshed early.
 func (end *ending) fail(cause error) {

@@ -119,9 +119,9 @@ func newPlan(rng *rand.Rand) plan {
 		Negative:        pick(rng, 0, 30*ms, guard.Off),
 		ErrorPause:      pick(rng, 0, 50*ms, guard.Off),
 		Bypass:          pick(rng, 50*ms, 500*ms),
-		MaxAttempts:     pick(rng, 1, 2, 3, guard.Unlimited),
+		MaxAttempts:     pick(rng, 1, 2, 3, guard.Off),
 		MaxUnguarded:    pick(rng, 4, 32), // seldom reached: who comes first is Go's
-		Beta:            pick(rng, 0, 0.5, guard.NoEarlyRefresh),
+		Beta:            pick(rng, 0, 0.5, guard.Off),
 		WhenUnavailable: pick(rng, guard.FailOpen, guard.FailOpen, guard.FailClosed),
 	}
 	if rng.IntN(3) == 0 {
