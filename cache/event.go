@@ -85,7 +85,8 @@ type Event struct {
 	Operation string       // of a change: "set", "delete", "expire", "reset", "delete_tag" or "expire_tag"
 	Budget    string       // the budget's name
 	Priority  string       // of the fetch that a budget made wait, or refused
-	Count     int          // keys that one call of the fetch is for; only with Tracer.StartFetch
+	TakenOver bool         // of a fetch: its lease was taken over from a holder that died
+	Count     int          // of CallWaited: the call's keys, in the event of the first; of Tracer.StartFetch: the fetch's keys
 	Trace     TraceContext // of the fetch that a call or a flight has waited for, if its process has a [Tracer]
 }
 

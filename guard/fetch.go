@@ -187,7 +187,7 @@ func (t *turn) newFill(told bool) *fill {
 	r := e.newFill(f.key)
 	r.trigger, r.flight = f.trigger, f
 	if t.lease != nil {
-		r.attempt, r.token, r.leased = t.lease.Attempt, t.lease.Token, true
+		r.attempt, r.token, r.leased, r.takenOver = t.lease.Attempt, t.lease.Token, true, t.lease.TakenOver
 	} else {
 		r.token = randomToken()
 	}
@@ -296,7 +296,8 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	all := make([]*fill, len(fills))
 	for i, r := range fills {
 		all[i] = e.newFill(r.key)
-		all[i].attempt, all[i].token, all[i].leased, all[i].trigger, all[i].flight = r.attempt, r.token, r.leased, r.trigger, r.flight
+		all[i].attempt, all[i].token, all[i].leased, all[i].takenOver = r.attempt, r.token, r.leased, r.takenOver
+		all[i].trigger, all[i].flight = r.trigger, r.flight
 		all[i].err = err
 	}
 	return all

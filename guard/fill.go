@@ -122,6 +122,7 @@ type fill struct {
 	attempt   int
 	token     store.Token // the lease's, or a random one
 	leased    bool
+	takenOver bool    // the lease is
 	trigger   string  // of the fetch
 	flight    *flight // nil: the fetch is for one caller alone
 

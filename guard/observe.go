@@ -103,7 +103,7 @@ func (e *engine) startFetch(ctx context.Context, fills []*fill) (context.Context
 
 // event is one about the fetch of the fill's key.
 func (r *fill) event() Event {
-	ev := Event{Key: r.key, Attempt: r.attempt, Trigger: r.trigger}
+	ev := Event{Key: r.key, Attempt: r.attempt, Trigger: r.trigger, TakenOver: r.takenOver}
 	if r.leased {
 		ev.Token = cache.Token(r.token)
 	}
@@ -152,15 +152,16 @@ func (c *call) reportWaits(all []*want) {
 	if len(c.e.events.to) == 0 {
 		return
 	}
-	took := time.Since(c.began)
+	took, count := time.Since(c.began), len(all)
 	for _, w := range all {
 		if w.f == nil || w.out.turn != nil {
 			continue
 		}
-		ev := Event{Key: w.key, Duration: took, Outcome: c.waitOutcome(w), Err: w.out.err, Trace: w.f.knownTrace()}
+		ev := Event{Key: w.key, Duration: took, Outcome: c.waitOutcome(w), Err: w.out.err, Trace: w.f.knownTrace(), Count: count}
 		if ev.Outcome == "" {
 			continue
 		}
+		count = 0
 		c.e.events.report(c.ctx, cache.CallWaited, ev)
 	}
 }
