@@ -53,6 +53,8 @@ type Stats struct {
 	NearEvictions uint64 // by its bounds
 	NearBypasses  uint64 // lookups while invalidations might have been missed
 
+	FetchTimeout time.Duration // of the policy
+
 	// InFlight lists the flights that are under way.
 	InFlight []Flight
 }
@@ -103,6 +105,7 @@ func statsOf(e *engine) Stats {
 		},
 		BudgetWaits: c.budgetWaits.Load(), BudgetRefused: c.budgetRefused.Load(),
 	}
+	s.FetchTimeout = e.policy.FetchTimeout
 	s.FetchedUnguarded, s.WaitedUnguarded = c.fetchedUnguarded.Load(), c.waitedUnguarded.Load()
 	s.Fetching, s.Waiting = int(c.fetching.Load()), int(c.waiting.Load())
 	s.Leases = LeaseStats{

@@ -15,7 +15,7 @@ import (
 type instruments struct {
 	histograms map[*measure.Instrument]metric.Float64Histogram
 	counters   map[*measure.Instrument]metric.Int64Counter
-	observed   map[*measure.Instrument]metric.Int64Observable
+	observed   map[*measure.Instrument]metric.Float64Observable
 	reading    metric.Registration
 }
 
@@ -23,7 +23,7 @@ func newInstruments(meter metric.Meter, components *measure.Registry) (*instrume
 	in := &instruments{
 		histograms: map[*measure.Instrument]metric.Float64Histogram{},
 		counters:   map[*measure.Instrument]metric.Int64Counter{},
-		observed:   map[*measure.Instrument]metric.Int64Observable{},
+		observed:   map[*measure.Instrument]metric.Float64Observable{},
 	}
 	var errs []error
 	var read []metric.Observable
@@ -36,11 +36,11 @@ func newInstruments(meter metric.Meter, components *measure.Registry) (*instrume
 		case !i.Observed:
 			in.counters[i], err = meter.Int64Counter(i.Name, unit, text)
 		case i.Kind == measure.Counter:
-			in.observed[i], err = meter.Int64ObservableCounter(i.Name, unit, text)
+			in.observed[i], err = meter.Float64ObservableCounter(i.Name, unit, text)
 		case i.Kind == measure.UpDownCounter:
-			in.observed[i], err = meter.Int64ObservableUpDownCounter(i.Name, unit, text)
+			in.observed[i], err = meter.Float64ObservableUpDownCounter(i.Name, unit, text)
 		default:
-			in.observed[i], err = meter.Int64ObservableGauge(i.Name, unit, text)
+			in.observed[i], err = meter.Float64ObservableGauge(i.Name, unit, text)
 		}
 		errs = append(errs, err)
 		if i.Observed && err == nil {
@@ -53,7 +53,7 @@ func newInstruments(meter metric.Meter, components *measure.Registry) (*instrume
 	var err error
 	in.reading, err = meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
 		components.Collect(func(i *measure.Instrument, value float64, labels ...string) {
-			to.ObserveInt64(in.observed[i], int64(value), metric.WithAttributeSet(attributesOf(i, labels)))
+			to.ObserveFloat64(in.observed[i], value, metric.WithAttributeSet(attributesOf(i, labels)))
 		})
 		return nil
 	}, read...)

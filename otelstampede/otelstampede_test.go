@@ -220,6 +220,12 @@ func (p *process) value(t *testing.T, name string, attrs ...attribute.KeyValue) 
 				continue
 			}
 			switch data := m.Data.(type) {
+			case metricdata.Sum[float64]:
+				for _, point := range data.DataPoints {
+					if has(point.Attributes) {
+						sum += point.Value
+					}
+				}
 			case metricdata.Sum[int64]:
 				for _, point := range data.DataPoints {
 					if has(point.Attributes) {

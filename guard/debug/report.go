@@ -37,7 +37,7 @@ type Guard struct {
 
 	Sources map[string]uint64 `json:"sources"`
 	Errors  map[string]uint64 `json:"errors"`
-	Leases  guard.LeaseStats  `json:"leases"`
+	Leases  map[string]uint64 `json:"leases"` // answers to requests for one
 	Lost    uint64            `json:"leases_lost"`
 	Refused uint64            `json:"fills_refused"`
 
@@ -150,7 +150,7 @@ func (p *Page) reportGuard(n *measure.Named) Guard {
 	s, t := &n.Stats, totalsOf(n)
 	g := Guard{
 		Name: n.Name, Instances: len(n.Live), Requests: t.hits + t.stale + t.misses + t.failed,
-		Sources: map[string]uint64{}, Errors: map[string]uint64{}, Leases: s.Leases, Lost: s.LeasesLost, Refused: s.FillsRefused,
+		Sources: map[string]uint64{}, Errors: map[string]uint64{}, Leases: measure.Leases(s), Lost: s.LeasesLost, Refused: s.FillsRefused,
 		Fetching: s.Fetching, Waiting: s.Waiting, Flights: []Flight{},
 		NearLive: s.NearLive, NearEntries: s.NearEntries, NearEvictions: s.NearEvictions, NearBypasses: s.NearBypasses,
 	}

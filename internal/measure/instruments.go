@@ -63,6 +63,9 @@ var (
 	fetchActive = &Instrument{Name: "stampede.fetch.active", Kind: UpDownCounter, Unit: "{fetch}", Observed: true,
 		Description: "Fetches under way.",
 		Labels:      []string{guardName}}
+	fetchTimeout = &Instrument{Name: "stampede.fetch.timeout", Kind: Gauge, Unit: "s", Observed: true,
+		Description: "Bound of a fetch, of the guard's policy.",
+		Labels:      []string{guardName}}
 	waitDuration = &Instrument{Name: "stampede.wait.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
 		Description: "Time that calls waited for the fetch of another caller, here or in another process.",
 		Labels:      []string{guardName, "stampede.wait.outcome"}}
@@ -124,7 +127,7 @@ var (
 
 // Instruments are all of them.
 var Instruments = []*Instrument{
-	requests, fetchDuration, fetchActive, waitDuration, waitActive, leaseRequests, leaseLosses, fillRefusals, entrySize,
+	requests, fetchDuration, fetchActive, fetchTimeout, waitDuration, waitActive, leaseRequests, leaseLosses, fillRefusals, entrySize,
 	staleAge, invalidations, nearEntries, nearEvictions, nearBypasses, breakerStatus, subscriptionStatus, lateness,
 	budgetWait, budgetRefusals, budgetPauses, budgetRemaining, budgetLimit,
 }

@@ -195,20 +195,23 @@ func collectGuard(name string, s *guard.Stats, record Recorder) {
 		record(requests, float64(c.N), name, c.Source, c.Error)
 	}
 	record(fetchActive, float64(s.Fetching), name)
+	record(fetchTimeout, s.FetchTimeout.Seconds(), name)
 	record(waitActive, float64(s.Waiting), name)
-	for _, l := range []struct {
-		answer string
-		n      uint64
-	}{
-		{"granted", s.Leases.Granted}, {"taken_over", s.Leases.TakenOver}, {"held", s.Leases.Held}, {"entry", s.Leases.Entry},
-		{"failed", s.Leases.Failed}, {"paused", s.Leases.Paused}, {"quarantined", s.Leases.Quarantined},
-	} {
-		record(leaseRequests, float64(l.n), name, l.answer)
+	for answer, n := range Leases(s) {
+		record(leaseRequests, float64(n), name, answer)
 	}
 	record(leaseLosses, float64(s.LeasesLost), name)
 	record(nearEntries, float64(s.NearEntries), name)
 	record(nearEvictions, float64(s.NearEvictions), name)
 	record(nearBypasses, float64(s.NearBypasses), name)
+}
+
+// Leases are the answers to a guard's requests for leases.
+func Leases(s *guard.Stats) map[string]uint64 {
+	return map[string]uint64{
+		"granted": s.Leases.Granted, "taken_over": s.Leases.TakenOver, "held": s.Leases.Held, "entry": s.Leases.Entry,
+		"failed": s.Leases.Failed, "paused": s.Leases.Paused, "quarantined": s.Leases.Quarantined,
+	}
 }
 
 // A SourceCount is a number of calls with one end: a source of the value, or an error.
@@ -245,7 +248,7 @@ func Sources(s *guard.Stats) []SourceCount {
 // addStats adds the numbers of b to those of a.
 func addStats(a, b *guard.Stats) {
 	add(reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
-	a.Budget = b.Budget // it is shared
+	a.Budget, a.FetchTimeout = b.Budget, b.FetchTimeout // not a count
 }
 
 func add(a, b reflect.Value) {
