@@ -67,7 +67,7 @@ type near struct {
 	tagStamps  [256]atomic.Uint64
 	tagChanges atomic.Uint64
 	seed       maphash.Seed
-	bypasses   atomic.Uint64 // lookups that the feed's epoch ruled out
+	bypasses   atomic.Uint64 // lookups without a feed, and those that its epoch ruled out
 }
 
 // A nearValue is used in the feed's epoch it was put in alone.
@@ -128,6 +128,9 @@ func newNear(s store.Store, prefix string, cfg Near) (*near, error) {
 func (n *near) get(key string) *nearValue {
 	v, ok := n.values.GetIfPresent(key)
 	if !ok {
+		if n.feed.Epoch() == 0 {
+			n.bypasses.Add(1)
+		}
 		return nil
 	}
 	if v.epoch != n.feed.Epoch() {

@@ -279,3 +279,24 @@ func TestInFlightListIsBounded(t *testing.T) {
 		}
 	})
 }
+
+func TestLookupsWithoutInvalidationsCountAsBypasses(t *testing.T) {
+	inRedis(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.Near = guard.Near{MaxEntries: 10} }))[0]
+		for !g.Counters().NearLive {
+			time.Sleep(100 * time.Millisecond) // fake
+		}
+		if err := w.server.Stop(); err != nil {
+			w.Fatal(err)
+		}
+		for g.Counters().NearLive {
+			time.Sleep(100 * time.Millisecond) // fake
+		}
+		for range 3 {
+			_, _ = g.Get(w.Context(), "never stored", func(context.Context) (string, error) { return "v", nil })
+		}
+		if n := g.Counters().NearBypasses; n != 3 {
+			w.Errorf("%d lookups bypassed the near cache, want 3", n)
+		}
+	})
+}

@@ -3,13 +3,14 @@ package redisstore_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/internal/redisstore"
-	"github.com/stampedeguard/stampede/internal/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
 	"github.com/stampedeguard/stampede/internal/storetest"
 )
@@ -109,6 +110,11 @@ func eventually(t testing.TB, is func() bool) {
 			t.Fatal("it never happened")
 		}
 	}
+}
+
+// contains reports whether an error says all of that.
+func contains(err error, parts ...string) bool {
+	return err != nil && !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(err.Error(), part) })
 }
 
 // masterOf is the place of the master that serves a name.
