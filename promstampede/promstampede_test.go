@@ -12,6 +12,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/promstampede"
 )
@@ -29,7 +30,11 @@ func TestCollectorReportsGuardsAndStores(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = g.Close(); _ = store.Close() }()
+	quota, err := budget.New(server.Client(), "quota", budget.Limit{Rate: 10, Per: time.Second}, budget.Options{Namespace: "app", Observer: metrics})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = g.Close(); _ = store.Close(); _ = quota.Close() }()
 	_, _ = g.Get(t.Context(), "k", func(context.Context) (string, error) { return "v", nil })
 	_, _ = g.Get(t.Context(), "k", func(context.Context) (string, error) { return "v", nil })
 	_, _ = g.Get(t.Context(), "bad\xff", func(context.Context) (string, error) { return "", errors.New("no\xff") })
@@ -54,7 +59,7 @@ func TestCollectorReportsGuardsAndStores(t *testing.T) {
 	}
 	for name, least := range map[string]int{
 		"stampede_fetch_duration_seconds": 2, "stampede_entry_size_bytes": 1, "stampede_store_breaker_status": 2,
-		"stampede_store_subscription_status": 2, "stampede_lease_requests_total": 7, "stampede_fetch_active": 1,
+		"stampede_store_subscription_status": 2, "stampede_lease_requests_total": 7, "stampede_fetch_active": 1, "stampede_budget_limit": 1,
 	} {
 		if n, err := testutil.GatherAndCount(registry, name); err != nil || n < least {
 			t.Errorf("%s has %d series, want %d or more; error %v", name, n, least, err)

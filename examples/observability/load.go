@@ -129,6 +129,10 @@ func (l *load) change(ctx context.Context) error {
 // its first attempt: the second process takes the lease over. "poison" kills the first
 // process at each attempt: it is quarantined.
 func (l *load) die(ctx context.Context) error {
+	if l.number == 1 && l.is(failing) { // it stays quarantined for a while
+		_, err := l.fragile.Get(ctx, "poison", func(context.Context) (string, error) { return "a value", nil })
+		return err
+	}
 	if !l.is(dying) {
 		return nil
 	}

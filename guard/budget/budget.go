@@ -38,7 +38,7 @@ type Budget struct {
 	limit   Limit
 	opts    Options
 	server  *server
-	detach  func() // ends what the observers were told of the budget
+	detach  func()    // ends what the observers were told of the budget
 	alive   *presence // nil without MaxInFlight
 	gates   [guard.Critical + 1]gate
 
@@ -141,6 +141,9 @@ func checkClient(rdb redis.UniversalClient) error {
 
 // Name returns the budget's name.
 func (b *Budget) Name() string { return b.name }
+
+// Limit is what the budget allows, with its defaults filled in.
+func (b *Budget) Limit() Limit { return b.limit }
 
 // Close gives back the slots of this process's calls and ends the budget's goroutines.
 // Calls under way may go on; settling them has no effect. Calling Close again is fine.

@@ -155,7 +155,11 @@ func (p *Page) show(w http.ResponseWriter, r *http.Request) {
 		if p.opts.AllowReset {
 			view.Token = p.token
 		}
-		err = page.Execute(&b, view)
+		name := "page.html.tmpl"
+		if r.URL.Query().Get("part") == "main" { // for the page's script
+			name = "part"
+		}
+		err = page.ExecuteTemplate(&b, name, view)
 	}
 	if err != nil {
 		http.Error(w, "the report could not be written", http.StatusInternalServerError)

@@ -26,12 +26,20 @@ type Budget interface {
 	Limit() budget.Limit
 }
 
+var (
+	_ Budget = (*budget.Budget)(nil)
+	_ Guard  = (*guard.Guard[any])(nil)
+	_ store  = (*cache.Redis)(nil)
+)
+
+type store interface{ Nodes() []cache.NodeStatus }
+
 // A Registry knows the components that report to an observer. The zero Registry is ready
 // for use, by several goroutines.
 type Registry struct {
 	mu      sync.Mutex // not held while a component is asked
 	guards  map[string]*guards
-	stores  map[int]interface{ Nodes() []cache.NodeStatus }
+	stores  map[int]store
 	budgets map[string]Budget
 	number  int
 }
@@ -62,9 +70,9 @@ func (r *Registry) Attach(c cache.Component) (detach func()) {
 				delete(r.budgets, c.Name)
 			}
 		})
-	case interface{ Nodes() []cache.NodeStatus }:
+	case store:
 		if r.stores == nil {
-			r.stores = map[int]interface{ Nodes() []cache.NodeStatus }{}
+			r.stores = map[int]store{}
 		}
 		r.stores[n] = self
 		return r.detach(func() { delete(r.stores, n) })
