@@ -110,9 +110,6 @@ func (g *Guard[V]) nearValue(ctx context.Context, key string, maxAge time.Durati
 		return nil
 	}
 	g.near.hits.add()
-	if h := g.engine.events.hits; h != nil {
-		h.ObserveHit(ctx, FromNear, n.age())
-	}
 	return n
 }
 

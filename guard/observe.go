@@ -10,10 +10,10 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A HitObserver is an [Observer] that is also told of each call that is served without a
-// fetch, with the call's context: from the near cache, from the store, or stale. It is
-// on the path of every hit and must take nanoseconds. Of GetMany and LoadMany it is told
-// the keys that are served stale.
+// A HitObserver is an [Observer] that is also told of each call that is served from the
+// store, fresh or stale, with the call's context. Of GetMany and LoadMany it is told the
+// keys that are served stale. It is not told of near hits: to look for a span in a context
+// takes half as long as a near hit (docs/decisions.md).
 type HitObserver interface {
 	Observer
 	ObserveHit(ctx context.Context, source Source, age time.Duration)
