@@ -154,6 +154,8 @@ func TestFeedIsUpAgainOnceItsMasterReturns(t *testing.T) {
 		cluster := &oneMaster{Client: server.Client()}
 		cluster.now.Store(server.Client())
 		s := opened(t, cluster, redisstore.Options{})
+		// The first look for the masters may have failed.
+		eventually(t, func() bool { _, err := read(t.Context(), s, "k"); return err == nil })
 		f := s.Follow(func(store.Invalidation) {})
 		defer f.Close()
 		w := s.Watch("k")
