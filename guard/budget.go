@@ -40,6 +40,9 @@ type BudgetState struct {
 	Spent     int64         // by the fleet, settled
 	Remaining int           // can be spent at once
 	Paused    time.Duration // nothing is granted for so long, as the upstream demanded
+	InFlight  int           // calls under way in the fleet, if their number is limited
+	Processes int           // that use the budget
+	Away      bool          // Redis cannot be reached: Remaining and Paused are of this process's share
 }
 
 // Priority orders the calls that a [Budget] refuses: Background first, Critical last.

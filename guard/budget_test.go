@@ -50,7 +50,7 @@ func TestOneFetchIsPaidForOnce(t *testing.T) {
 			must(w, a.err)
 		}
 		o.fetched(w, 1)
-		if n := all[0].budget.Spent() + all[1].budget.Spent() + all[2].budget.Spent(); n < 1 {
+		if n := all[0].budget.Known().Spent + all[1].budget.Known().Spent + all[2].budget.Known().Spent; n < 1 {
 			w.Error("nothing was spent")
 		}
 		st, err := all[0].budget.Peek(w.Context())
@@ -206,15 +206,15 @@ func TestFetchStatesItsCost(t *testing.T) {
 		p := policy(func(p *guard.Policy) { p.Cost = 30 })
 		g := payers(w, 1, aSecond(10, 100), p)[0]
 		_, err := g.Load(w.Context(), "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
-			if f.Cost != 30 || g.budget.Spent() != 30 {
-				w.Errorf("the fetch is told of %d, and %d were spent", f.Cost, g.budget.Spent())
+			if f.Cost != 30 || g.budget.Known().Spent != 30 {
+				w.Errorf("the fetch is told of %d, and %d were spent", f.Cost, g.budget.Known().Spent)
 			}
 			f.Cost = 45
 			return "v", nil
 		})
 		must(w, err)
 		time.Sleep(time.Millisecond)
-		if n := g.budget.Spent(); n != 45 {
+		if n := g.budget.Known().Spent; n != 45 {
 			w.Errorf("%d were spent", n)
 		}
 	})

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -85,7 +84,7 @@ func (p *part) fetch() {
 		l.hand(p, turns[0], fills[0], paid)
 		return
 	}
-	fills = l.e.runFetch(callers.With(p.ctx, p), l.fetch, fills, &p.keys, paid.expense)
+	fills = l.e.runFetch(p.ctx, l.fetch, fills, &p.keys, paid.expense)
 	p.conclude(turns, fills)
 }
 
@@ -117,6 +116,9 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	for i, t := range turns {
 		fills[i] = t.newFill(l.told)
 		t.start = e.flights.startFetch(t.f)
+		if t.lease == nil && e.coherence != nil {
+			t.ticket = e.coherence.ticket(t.f.key)
+		}
 	}
 	fills[0].cost = paid.cost
 	used = true
@@ -166,17 +168,12 @@ func (p *part) stillWanted(turns []*turn) []*turn {
 	return wanted
 }
 
-// Background, Lone and Deserted make a part [callers.Callers].
-func (p *part) Background() bool { return p.turns[0].f.kind == background }
-
-// Lone implements [callers.Callers].
-func (p *part) Lone() bool {
+// lone reports whether the first callers wait and no others do.
+func (p *part) lone() bool {
 	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.lone(t.f) })
 }
 
-// Deserted implements [callers.Callers].
-func (p *part) Deserted() bool { return p.deserted() }
-
+// deserted reports whether no caller waits.
 func (p *part) deserted() bool {
 	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.deserted(t.f) })
 }
@@ -186,7 +183,7 @@ func (t *turn) newFill(told bool) *fill {
 	f, e := t.f, t.f.e
 	r := e.newFill(f.key)
 	if t.lease != nil {
-		r.attempt, r.token, r.leased = t.lease.Attempt, t.lease.Token, true
+		r.attempt, r.token, r.lease = t.lease.Attempt, t.lease.Token, t.lease
 	} else {
 		r.token = randomToken()
 	}
@@ -308,7 +305,7 @@ func (e *engine) reportEnd(fills []*fill, took time.Duration) {
 // event is one about the fetch of the fill's key.
 func (r *fill) event() Event {
 	ev := Event{Key: r.key, Attempt: r.attempt}
-	if r.leased {
+	if r.lease != nil {
 		ev.Token = cache.Token(r.token)
 	}
 	return ev
@@ -319,7 +316,7 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	all := make([]*fill, len(fills))
 	for i, r := range fills {
 		all[i] = e.newFill(r.key)
-		all[i].attempt, all[i].token, all[i].leased = r.attempt, r.token, r.leased
+		all[i].attempt, all[i].token, all[i].lease = r.attempt, r.token, r.lease
 		all[i].err = err
 	}
 	return all

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // Stats counts calls and events of a guard in this process since it was made. Each number is
@@ -43,6 +42,12 @@ type Stats struct {
 	NearEntries   int    // in the near cache now, about
 	NearEvictions uint64 // by its bounds
 	NearBypasses  uint64 // lookups while invalidations might have been missed
+
+	ReserveHits    uint64 // served from the reserve, as the store was away
+	ReserveEntries int    // in the reserve now
+	ReserveBytes   int    // that they take up, about
+
+	Queued int // invalidations that Redis has not acknowledged
 
 	// InFlight lists the flights that are under way.
 	InFlight []Flight
@@ -83,11 +88,16 @@ func statsOf(e *engine) Stats {
 		s.Budget = e.policy.Budget.Known()
 	}
 	if e.near != nil {
-		s.NearLive = e.near.feed.Epoch() != 0
+		s.NearLive = e.coherence.feed.Epoch() != 0
 		s.NearBypasses = e.near.bypasses.Load()
 		s.NearHits = e.near.hits.sum()
 		s.NearEvictions = e.near.evictions.Load()
 		s.NearEntries = e.near.values.EstimatedSize()
+	}
+	s.Queued = int(e.backlog.left.Load())
+	if e.reserve != nil {
+		s.ReserveHits = e.reserve.hits.Load()
+		s.ReserveEntries, s.ReserveBytes = e.reserve.size()
 	}
 	s.InFlight = e.flights.list(e.policy.HideKeys)
 	return s
@@ -137,10 +147,9 @@ func (c *counters) event(kind cache.EventKind) {
 // served counts the end of one call.
 func (c *counters) served(o *outcome, ended bool) {
 	switch {
-	case ended && errors.Is(o.err, callers.ErrServed):
-		c.fetched.Add(1)
 	case o.err != nil:
 		c.failed(o, ended)
+	case o.source == FromReserve: // the reserve counts its own
 	case o.source == FromStore:
 		c.storeHits.Add(1)
 	case o.source == Stale:

@@ -96,7 +96,7 @@ func TestMarkdownNamesLossesAndGaps(t *testing.T) {
 	}
 }
 
-// What is measured again by itself doesn't pass for a part of the run that it is put into.
+// A workload that was measured again by itself is marked as such in the merged run.
 func TestMarkdownNamesRepeatedMeasurements(t *testing.T) {
 	r := load(t)
 	before := r.Env
