@@ -2,17 +2,17 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// Set stores a value under the policy's terms. A fetch that is under way will
-// not overwrite it, and a Get that starts after Set returned does not return
-// what Set replaced. It carries the given tags and the policy's.
+// Set stores a value under the policy's terms, with the given tags and the policy's. A fetch
+// that is under way does not overwrite it. A Get that starts after Set returned does not
+// return the replaced value.
 //
 // Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the
 // codec's; [ErrUnavailable], which says whether the value may be stored later all
@@ -21,7 +21,7 @@ func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string)
 	if ctx == nil {
 		return g.engine.misused(ctx)
 	}
-	entry, err := g.engine.entryFor("Set", key, &value, tags)
+	entry, err := entryFor(g.engine, "Set", key, &value, tags)
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (g *Guard[V]) SetMany(ctx context.Context, values map[string]V, tags ...str
 	var failed []error
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		value := values[key]
-		entry, err := g.engine.entryFor("SetMany", key, &value, tags)
+		entry, err := entryFor(g.engine, "SetMany", key, &value, tags)
 		if err != nil {
 			of, failed = append(of, key), append(failed, err)
 			continue
@@ -47,12 +47,12 @@ func (g *Guard[V]) SetMany(ctx context.Context, values map[string]V, tags ...str
 		keys, entries = append(keys, key), append(entries, entry)
 	}
 	errs := g.change(ctx, store.Set, keys, entries)
-	return g.engine.batchError(append(of, keys...), append(failed, errs...))
+	return g.engine.events.batchError(append(of, keys...), append(failed, errs...))
 }
 
 // entryFor is the entry of a value that no fetch brought.
-func (e *engine) entryFor(op, key string, value any, tags []string) (*store.Entry, error) {
-	tags = slices.Concat(e.policy.Tags, tags, e.tagsOfValue(key, value))
+func entryFor(e *engine, op, key string, value any, tags []string) (*store.Entry, error) {
+	tags = e.tags.ofValue(key, value, slices.Concat(e.tags.own, tags)...)
 	if err := checkTags(tags); err != nil {
 		return nil, fmt.Errorf("guard: %s: %w", op, err)
 	}
@@ -64,13 +64,12 @@ func (e *engine) entryFor(op, key string, value any, tags []string) (*store.Entr
 		return nil, fmt.Errorf("%w: %d bytes encoded, Policy.MaxBytes is %d", ErrTooLarge, n, e.policy.MaxBytes)
 	}
 	entry.FreshFor, entry.TTL = lifetime(&fill{ttl: e.policy.TTL, staleFor: e.policy.Stale}, &e.policy)
-	entry.Tags = e.storeTags(tags)
+	entry.Tags = e.tags.stored(tags)
 	return entry, nil
 }
 
-// Delete removes the value. A fetch that is under way will not bring it back,
-// and a Get that starts after Delete returned does not return a value whose
-// fetch started before.
+// Delete removes the value. A fetch that is under way does not bring it back. A Get that
+// starts after Delete returned does not return a value from a fetch that started before.
 //
 // Errors: [ErrUnavailable], which says whether the value may be deleted later
 // all the same; [ErrClosed]; the cause of ctx's end.
@@ -81,7 +80,7 @@ func (g *Guard[V]) Delete(ctx context.Context, key string) error {
 // DeleteMany is Delete for many keys, with as few round trips as GetMany. If some can't be
 // deleted the error is a [*BatchError], and the others are.
 func (g *Guard[V]) DeleteMany(ctx context.Context, keys []string) error {
-	return g.engine.batchError(keys, g.change(ctx, store.Delete, keys, nil))
+	return g.engine.events.batchError(keys, g.change(ctx, store.Delete, keys, nil))
 }
 
 // Expire marks the value stale and keeps it: it is refreshed at its next use,
@@ -91,9 +90,9 @@ func (g *Guard[V]) Expire(ctx context.Context, key string) error {
 	return g.change(ctx, store.Expire, []string{key}, nil)[0]
 }
 
-// ExpireMany is to Expire what DeleteMany is to Delete.
+// ExpireMany is Expire for many keys. Errors as of DeleteMany.
 func (g *Guard[V]) ExpireMany(ctx context.Context, keys []string) error {
-	return g.engine.batchError(keys, g.change(ctx, store.Expire, keys, nil))
+	return g.engine.events.batchError(keys, g.change(ctx, store.Expire, keys, nil))
 }
 
 // Reset is the operator's: it ends a quarantine of the key, and a pause, whether a
@@ -102,8 +101,8 @@ func (g *Guard[V]) Reset(ctx context.Context, key string) error {
 	return g.change(ctx, store.Reset, []string{key}, nil)[0]
 }
 
-// change changes keys, and has the near cache forget them: this process need not wait to
-// hear of its own changes, nor rely on it. There are entries for Set only.
+// change changes keys, and drops their values from the near cache and the reserve, whether
+// the store answers or not. There are entries for Set only.
 func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []string, entries []*store.Entry) []error {
 	e := g.engine
 	if ctx == nil {
@@ -123,33 +122,25 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 			changes[i].Entry = entries[i]
 		}
 	}
+	number := e.sequence.Add(1)
 	errs := e.store.Change(ctx, changes)
 	for i, key := range keys {
-		if g.near != nil {
-			g.near.forget(key)
+		queued := e.backlog.takeKey(key, kind, number, errs[i])
+		if e.coherence != nil && kind != store.Reset {
+			e.coherence.forget(key)
 		}
-		errs[i] = e.changeError(ctx, errs[i])
+		if errs[i] = e.changeError(ctx, errs[i]); queued {
+			e.events.report(cache.ChangeQueued, Event{Key: key, Err: errs[i]})
+			errs[i] = &queuedError{errs[i]}
+		}
 	}
 	return errs
 }
 
-// changeError is a store's error for the caller of a change.
-func (e *engine) changeError(ctx context.Context, err error) error {
-	switch {
-	case err == nil, ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
-		return err
-	case errors.Is(err, store.ErrClosed):
-		return e.errClosed()
-	}
-	return unavailable(err)
-}
-
-// DeleteTag removes all values that carry one of the tags, at a cost that
-// doesn't depend on how many they are: a Get that starts after DeleteTag returned
-// does not return a value that carries one and whose fetch started before. A fetch
-// under way is not ended, but what it brings is not stored if it carries one. No
-// tags are no error. Tags are the guard's own: those of a guard of another name are
-// others.
+// DeleteTag removes all values that carry one of the tags, at a cost that does not depend
+// on their number. A Get that starts after DeleteTag returned does not return such a value
+// from a fetch that started before. A fetch under way goes on; its value is not stored if
+// it carries one of the tags. No tags are no error. Each guard has its own tags.
 //
 // Errors as of Delete. One that is about some of the tags names them; the others
 // are done.
@@ -157,9 +148,9 @@ func (g *Guard[V]) DeleteTag(ctx context.Context, tags ...string) error {
 	return g.changeTags(ctx, "DeleteTag", store.DeleteTag, tags)
 }
 
-// ExpireTag marks all values stale that carry one of the tags, as Expire does
-// with the value of a key, and as DeleteTag deletes them. What a fetch under way
-// brings is stored, and stale, if it carries one. Errors as of DeleteTag.
+// ExpireTag marks all values stale that carry one of the tags, as Expire does for a key. The
+// value of a fetch under way is stored, and is stale if it carries one of the tags. Errors
+// as of DeleteTag.
 func (g *Guard[V]) ExpireTag(ctx context.Context, tags ...string) error {
 	return g.changeTags(ctx, "ExpireTag", store.ExpireTag, tags)
 }
@@ -178,12 +169,21 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 	if o := e.endedFor(ctx, nil); o != nil {
 		return e.errorFor(o)
 	}
-	stored := e.storeTags(tags)
+	stored := e.tags.stored(tags)
+	number := e.sequence.Add(1)
 	err := e.store.ChangeTags(ctx, what, stored)
-	if g.near != nil {
-		for _, t := range stored {
-			g.near.forgetTag(t)
+	queued := len(stored)
+	for _, t := range stored {
+		if !e.backlog.takeTag(t, what, number, err) {
+			queued--
+		}
+		if e.coherence != nil {
+			e.coherence.forgetTag(t)
 		}
 	}
-	return e.changeError(ctx, err)
+	if err = e.changeError(ctx, err); queued == len(stored) {
+		e.events.report(cache.ChangeQueued, Event{Err: err})
+		err = &queuedError{err}
+	}
+	return err
 }

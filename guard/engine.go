@@ -17,19 +17,23 @@ type engine struct {
 	name   string
 	policy Policy
 	packer packer
-	tagsOf func(key string, value any) []string // nil: none
+	tags   tagger
+	payer  payer
 	events reporter
-	near   *near // nil: none
+
+	coherence *coherence // nil: this process keeps no values
+	near      *near      // nil: none
+	reserve   *reserve   // nil: none
+	backlog   *backlog
 
 	lookups   lookups
 	flights   *flights
 	sequence  atomic.Uint64 // numbers callers and commands of this process: clocks can tie
 	foresight foresight
-	slots     chan struct{} // of fetches without a lease
-	doomed    atomic.Int64  // flights that ask for a lease though their budget is known to be exhausted
+	slots     *slots // of fetches without a lease
 
 	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
+	cancel  context.CancelCauseFunc
 	closing atomic.Bool
 }
 
@@ -37,12 +41,39 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	e := &engine{
 		store: s, name: name, policy: p,
 		events:  reporter{guard: name, observer: p.Observer, hideKeys: p.HideKeys},
-		flights: newFlights(), slots: make(chan struct{}, p.MaxUnguarded),
+		flights: newFlights(),
 	}
 	e.lookups = lookups{e: e, of: map[string]*lookup{}}
+	e.tags = tagger{prefix: e.storePrefix(), own: p.Tags}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
-	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.payer.policy, e.payer.events = &e.policy, &e.events
+	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
+	e.backlog = newBacklog(e, p.MaxQueued)
 	return e
+}
+
+// keepValues makes what keeps values in this process. raw says that values are bytes as they
+// are stored.
+func (e *engine) keepValues(raw bool) error {
+	p := &e.policy
+	reserved := p.Reserve.MaxBytes != Off && p.WhenUnavailable != FailClosed
+	if !reserved && !p.Near.on() {
+		return nil
+	}
+	e.coherence = newCoherence()
+	if p.Near.on() {
+		var err error
+		if e.near, err = newNear(e.coherence, p.Near); err != nil {
+			return err
+		}
+	}
+	if reserved {
+		e.reserve = newReserve(e.coherence, p.Reserve, raw, p.MaxUnguarded)
+	}
+	e.coherence.near, e.coherence.reserve = e.near, e.reserve
+	e.coherence.follow(e.store, e.storePrefix())
+	return nil
 }
 
 // storeKey is the user's key as the store knows it. A name can't hold a colon, so no
@@ -59,8 +90,8 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		e.events.served(w.out, ctx.Err() != nil)
 		return w.out
 	}
-	if e.near != nil {
-		w.ticket = e.near.ticket(key)
+	if e.coherence != nil {
+		w.ticket = e.coherence.ticket(key)
 	}
 	number := uint64(0)
 	if maxAge != anyAge {
@@ -71,7 +102,7 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 			e.lookups.leave(w.lookup)
 		}
 		e.events.served(w.out, ctx.Err() != nil)
-		e.keepNear(key, w.ticket, w.out)
+		e.keep(key, w.ticket, w.out)
 		return w.out
 	}
 	c, slowly := slow(), w // w itself would be allocated for hits, too
@@ -83,15 +114,19 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 // look sets the outcome that a read alone allows.
 func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 	kind := kindFor(maxAge)
-	// While the key has a flight a new caller joins it unread: the sharing rule decides
-	// whether its outcome will do, and commands do not grow with callers. Nor is a key
-	// read that is expected to be absent.
-	if e.flights.has(kind, w.key) || kind == foreground && e.expectsMiss(ctx, w.key) {
+	if kind != foreground || !e.expectsMiss(ctx, w.key) {
+		w.lookup = e.lookups.join(ctx, w.key, kind)
+	}
+	if w.lookup != nil {
+		w.rd, w.out = w.lookup.waitHedged(ctx, func(why error) *outcome { return e.fromReserve(w.key, maxAge, why) })
+		if w.out != nil {
+			return
+		}
+	}
+	if w.rd == nil {
 		w.out = &outcome{then: fetch}
 		return
 	}
-	w.lookup = e.lookups.join(ctx, w.key, kind == foreground)
-	w.rd = w.lookup.wait(ctx)
 	if w.rd.err != nil || w.rd.reading.Seen != "" {
 		e.foresight.met(true) // a flight reports an absent key, once for all its callers
 	}
@@ -103,7 +138,22 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 	if w.out = e.endedFor(ctx, w.rd.err); w.out != nil {
 		return
 	}
+	if w.rd.err == nil {
+		e.answered()
+		w.rd = e.unlessQueued(w.key, w.rd)
+	}
+	if w.rd.err != nil {
+		if w.out = e.fromReserve(w.key, maxAge, w.rd.err); w.out != nil {
+			return
+		}
+	}
 	w.out = e.judge(w.key, w.rd)
+	if w.out.then == fetch && maxAge == anyAge && w.rd.reading != nil && w.rd.reading.Seen == "" {
+		if o := e.recovering(w.key); o != nil {
+			w.out = o
+			return
+		}
+	}
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
 		w.out = &outcome{then: fetch}
 	}
@@ -117,12 +167,12 @@ func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r
 // expectsMiss reports whether a call had better ask for the lease at once. Within a
 // fetch of its own key, or without a budget for a fetch, only a stored entry can help.
 func (e *engine) expectsMiss(ctx context.Context, key string) bool {
-	return e.foresight.miss() && !within(ctx, e, key) &&
+	return e.foresight.miss() && !within(ctx, e, key) && (e.reserve == nil || e.reserve.get(key) == nil) &&
 		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
-// endedFor is the outcome for a caller whose context ended, or whose store was closed;
-// nil if it may go on.
+// endedFor is the outcome for a caller after the end of its context, its guard or its
+// store; nil if it may go on.
 func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 	if ctx.Err() != nil {
 		return &outcome{err: context.Cause(ctx)}
@@ -163,30 +213,6 @@ func (e *engine) judge(key string, rd *read) *outcome {
 	return o
 }
 
-// maskOne returns an outcome with the entry that the call has read in place of an error,
-// if the policy allows it. A call that has read nothing does now. Either read was sent
-// after the caller came, so no sharing rule is needed.
-func (c *call) maskOne(w *want, o *outcome) *outcome {
-	e := c.e
-	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o) {
-		return o
-	}
-	if w.rd == nil {
-		w.rd = e.lookups.read(c.ctx, w.key)
-	}
-	r, waited := w.rd.found(), w.rd.waited()
-	if !servableIfError(r, waited) {
-		return o
-	}
-	value, err := e.packer.unpack(w.key, w.rd)
-	if err != nil {
-		return o
-	}
-	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.events.report(cache.StaleServed, Event{Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
-	return &outcome{value: value, source: Stale, stored: true, entry: older}
-}
-
 // maskable reports whether a stale value may stand in for the outcome's error.
 func (e *engine) maskable(o *outcome) bool {
 	switch {
@@ -207,22 +233,40 @@ func (e *engine) reportStale(key string, o *outcome) {
 	}
 }
 
-// keepNear puts a value into the near cache, if there is one.
-func (e *engine) keepNear(key string, t ticket, o *outcome) {
+// keep puts a value into the near cache and the reserve, if there are such.
+func (e *engine) keep(key string, t ticket, o *outcome) {
+	e.keepReserved(key, t, o)
 	if e.near != nil && o.err == nil && o.stored && o.source != Stale {
 		e.near.put(key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
 	}
 }
 
 // close ends all flights. Those that hold a lease release it.
-func (e *engine) close() {
-	e.closing.Store(true)
+func (e *engine) close() error {
+	if e.closing.Swap(true) {
+		return nil
+	}
+	err := e.backlog.close()
 	e.flights.close()
-	e.cancel()
+	e.cancel(e.errClosed())
+	e.backlog.wg.Wait()
 	e.flights.wg.Wait()
+	if e.coherence != nil {
+		e.coherence.feed.Close()
+	}
 	if e.near != nil {
 		e.near.close()
 	}
+	return err
+}
+
+// unlessQueued is the read, or one without an answer if the entry is not to be served, as
+// its invalidation is queued.
+func (e *engine) unlessQueued(key string, rd *read) *read {
+	if rd.reading.Found && e.backlog.covers(key, &rd.reading.Entry, rd.at) {
+		return &read{err: errQueuedChange, at: rd.at}
+	}
+	return rd
 }
 
 // misused is the error of a call with a nil context, or else with a nil fetch.
@@ -242,7 +286,7 @@ func (e *engine) errorFor(o *outcome) error {
 	return o.err
 }
 
-// errClosed names the guard that was closed, or whose store was.
+// errClosed names the guard. If only its store was closed, it wraps that error too.
 func (e *engine) errClosed() error {
 	if e.closing.Load() {
 		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)
@@ -260,3 +304,23 @@ func (e *unavailableError) Error() string { return fmt.Sprintf("%v: %v", ErrUnav
 
 // Unwrap is for errors.Is and errors.As.
 func (e *unavailableError) Unwrap() []error { return []error{ErrUnavailable, e.cause} }
+
+// changeError is a store's error for the caller of a change.
+func (e *engine) changeError(ctx context.Context, err error) error {
+	switch {
+	case err == nil, ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
+		return err
+	case errors.Is(err, store.ErrClosed):
+		return e.errClosed()
+	}
+	return unavailable(err)
+}
+
+// noSlot is the outcome of a flight that is not to fetch any more: a caller that joined
+// at this very moment retries.
+func (e *engine) noSlot() *outcome {
+	if e.ctx.Err() != nil {
+		return closedOutcome()
+	}
+	return retryOutcome()
+}

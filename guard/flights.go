@@ -81,6 +81,13 @@ func (fs *flights) has(kind flightKind, key string) bool {
 	return fs.live[kind][key] != nil
 }
 
+// refreshOf returns the background flight of the key, or nil.
+func (fs *flights) refreshOf(key string) *flight {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.live[background][key]
+}
+
 // fetchesOf are those that the key's flights have begun.
 func (fs *flights) fetchesOf(key string) (all []*frame) {
 	fs.mu.Lock()
@@ -170,9 +177,9 @@ func (fs *flights) lone(f *flight) bool {
 	return f.before+f.after == 1 && !f.firstLeft
 }
 
-// afterMove returns what a caller does whose flight has moved. out is nil if the
-// caller can still use the result; it waits on then, and gone is closed if there will
-// be none.
+// afterMove returns the outcome for a caller after its flight has moved. It is nil if the
+// caller can still use the result: the caller waits on, and gone is closed if there will be
+// none.
 func (fs *flights) afterMove(f *flight, number uint64) (out *outcome, gone <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

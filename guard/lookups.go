@@ -9,12 +9,14 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A read is what a command showed of a key's entry, or why it showed nothing. Callers
-// share it; its value is decoded once.
+// A read is the answer to a command that reads a key's entry. Callers share it; its value is
+// decoded once.
 type read struct {
 	reading *store.Reading // nil: none, because of err
 	err     error
 	at      time.Time // before the command was sent
+
+	reserved bool // the reserve's: the store does not answer
 
 	decoding sync.Once
 	value    any
@@ -70,31 +72,73 @@ type lookup struct {
 
 	// lookups.mu guards the rest.
 	answered bool
+	strict   bool    // a caller needs an entry, or to know that there is none
+	skipped  bool    // not sent: its callers fetch anyway
 	next     *lookup // collects callers; nil: none has come
-	// callers that have not left. A miss stays known until the first of them has joined a
-	// flight: a caller that comes in between has nothing to read.
+	// The callers that have not left. The lookup of a key that has to be fetched stays known
+	// until the first of them has joined a flight: a caller that comes in between joins it
+	// unread, as it would join the flight. Else a cold key would be read once per caller.
 	callers int
 }
 
 // read looks a key up. It waits for the answer, or for the end of ctx or of the guard.
 func (ls *lookups) read(ctx context.Context, key string) *read {
-	lk := ls.join(ctx, key, false)
+	ls.mu.Lock()
+	lk, opened := ls.joinLocked(key, true)
+	ls.mu.Unlock()
+	if opened {
+		lk.send(ctx)
+	}
 	defer ls.leave(lk)
 	return lk.wait(ctx)
 }
 
-// join returns a lookup for the caller to wait for and then to leave. useMiss allows one
-// that has just found nothing.
-func (ls *lookups) join(ctx context.Context, key string, useMiss bool) *lookup {
+// readHedged is read for a caller that may be served from the reserve.
+func (ls *lookups) readHedged(ctx context.Context, key string, instead func(why error) *outcome) (*read, *outcome) {
 	ls.mu.Lock()
-	lk := ls.of[key]
-	fresh := false
+	lk, opened := ls.joinLocked(key, true)
+	ls.mu.Unlock()
+	if opened {
+		lk.send(ctx)
+	}
+	defer ls.leave(lk)
+	rd, o := lk.waitHedged(ctx, instead)
+	if o == nil && rd.err != nil {
+		o = instead(rd.err)
+	}
+	return rd, o
+}
+
+// join returns a lookup for the caller to wait for, if there is one to be waited for, and
+// then to leave. Nil: the key has a flight of that kind, or is about to have one, and the
+// caller joins it unread. The sharing rule decides whether its outcome will do, and
+// commands do not grow with callers.
+func (ls *lookups) join(ctx context.Context, key string, kind flightKind) *lookup {
+	ls.mu.Lock()
+	// The check needs ls.mu: the first caller of a lookup joins the flight, then leaves.
+	if ls.e.flights.has(kind, key) {
+		ls.mu.Unlock()
+		return nil
+	}
+	lk, opened := ls.joinLocked(key, kind != foreground)
+	ls.mu.Unlock()
+	if opened {
+		lk.send(ctx)
+	}
+	return lk
+}
+
+// joinLocked returns nil only to a caller that is not strict.
+func (ls *lookups) joinLocked(key string, strict bool) (lk *lookup, opened bool) {
+	lk = ls.of[key]
 	switch {
-	case lk == nil || lk.answered && !useMiss:
+	case lk != nil && lk.answered && !strict:
+		return nil, false
+	case lk == nil || lk.answered:
 		lk = ls.open(key)
 		ls.of[key] = lk
-		fresh = true
-	case lk.answered, !lk.sent.Load():
+		opened = true
+	case !lk.sent.Load():
 	case lk.next == nil:
 		lk.next = ls.open(key)
 		lk = lk.next
@@ -102,11 +146,8 @@ func (ls *lookups) join(ctx context.Context, key string, useMiss bool) *lookup {
 		lk = lk.next
 	}
 	lk.callers++
-	ls.mu.Unlock()
-	if fresh {
-		lk.send(ctx)
-	}
-	return lk
+	lk.strict = lk.strict || strict
+	return lk, opened
 }
 
 func (ls *lookups) open(key string) *lookup {
@@ -128,14 +169,23 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 		lk.err = err
 	} else {
 		lk.reading = r
+		if s := ls.e.reserve; s != nil {
+			s.took(lk.at)
+		}
 	}
 	ls.mu.Lock()
 	lk.answered = true
 	next := lk.next
-	switch missed := err == nil && !r.Found; {
+	fetched := err == nil && decide(r, &ls.e.policy) == fetch
+	if fetched && next != nil && !next.strict {
+		next.answered, next.skipped = true, true
+		close(next.done)
+		next = nil
+	}
+	switch {
 	case next != nil:
 		ls.of[lk.key] = next
-	case !missed || lk.callers == 0:
+	case !fetched || lk.callers == 0:
 		delete(ls.of, lk.key)
 	}
 	ls.mu.Unlock()
@@ -145,16 +195,59 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 	}
 }
 
-// wait returns what the lookup has found, once it has. The error of a context's end is
-// the caller's alone.
+// wait returns the shared read once it is answered, or nil if it was skipped. The error of
+// a context's end is the caller's alone.
 func (lk *lookup) wait(ctx context.Context) *read {
 	select {
 	case <-lk.done:
+		if lk.skipped {
+			return nil
+		}
 		return &lk.read
 	case <-ctx.Done():
 		return &read{err: context.Cause(ctx)}
 	case <-lk.ls.e.ctx.Done():
 		return &read{err: store.ErrClosed}
+	}
+}
+
+// waitHedged is wait, but for a key that the reserve has: if the store is silent for some
+// time, the outcome is instead returned. Then the read goes on for later callers.
+func (lk *lookup) waitHedged(ctx context.Context, instead func(why error) *outcome) (*read, *outcome) {
+	s := lk.ls.e.reserve
+	if s == nil {
+		return lk.wait(ctx), nil
+	}
+	select {
+	case <-lk.done:
+		return lk.wait(ctx), nil
+	default:
+	}
+	t := s.timer()
+	defer func() {
+		t.Stop()
+		s.timers.Put(t)
+	}()
+	for n := 1; ; n++ {
+		d := s.patience()
+		begin := time.Now()
+		t.Reset(d)
+		select {
+		case <-lk.done:
+			return lk.wait(ctx), nil
+		case <-ctx.Done():
+			return lk.wait(ctx), nil
+		case <-lk.ls.e.ctx.Done():
+			return lk.wait(ctx), nil
+		case <-t.C:
+		}
+		if !s.silent(begin, d, n) {
+			continue
+		}
+		if o := instead(errSilent); o != nil {
+			return nil, o
+		}
+		return lk.wait(ctx), nil
 	}
 }
 

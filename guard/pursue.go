@@ -177,6 +177,9 @@ func (f *flight) told(m store.Message) *outcome {
 		if !r.Found {
 			return nil // too large to ride in the message: asking again returns it
 		}
+		if f.e.backlog.covers(f.key, &r.Entry, f.sent) {
+			return nil // asking again tells
+		}
 		if len(r.Entry.Tags) > 0 {
 			return nil // one may have been deleted before the entry was stored: asking again tells
 		}
@@ -193,16 +196,4 @@ func (f *flight) told(m store.Message) *outcome {
 		}
 	}
 	return nil
-}
-
-// sleep waits for d or for the end of ctx, and returns the context's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

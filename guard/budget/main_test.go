@@ -11,13 +11,13 @@ import (
 
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 func TestMain(m *testing.M) {
 	childMain()
 	redis.SetLogger(quiet{})
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/stampedeguard/stampede/internal/redistest.init.func1.1"))
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/stampedeguard/stampede/internal/harness/redistest.init.func1.1"))
 }
 
 // quiet keeps the client's own log out of the tests, which cut its connections.
@@ -30,8 +30,7 @@ func (quiet) Printf(context.Context, string, ...any) {}
 //	STAMPEDE_BOUNDS=1 go test ./guard/budget -v -timeout 10m
 var bounds = os.Getenv("STAMPEDE_BOUNDS") == "1"
 
-// patient is for real servers on a loaded machine: what a budget does when Redis
-// is too slow for it is tested by itself.
+// patient is for real servers on a loaded machine. Other tests cover timeouts.
 var patient = budget.Options{Namespace: "test", RedisTimeout: 5 * time.Second}
 
 func open(t testing.TB, rdb redis.UniversalClient, l budget.Limit, o ...budget.Options) *budget.Budget {

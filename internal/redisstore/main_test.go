@@ -15,7 +15,7 @@ func (quiet) Printf(context.Context, string, ...any) {}
 
 // launcher is the goroutine that starts servers. It outlives them, as the thread that
 // starts a process must live as long as the process.
-const launcher = "github.com/stampedeguard/stampede/internal/redistest.init.func1.1"
+const launcher = "github.com/stampedeguard/stampede/internal/harness/redistest.init.func1.1"
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{})

@@ -16,8 +16,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/internal/redisstore"
-	"github.com/stampedeguard/stampede/internal/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
 	"github.com/stampedeguard/stampede/internal/storetest"
 )
@@ -146,7 +146,7 @@ func TestQueuedAcquireLeavesWithItsCaller(t *testing.T) {
 	}
 }
 
-func TestGrantWhoseCallerHasLeftIsReturned(t *testing.T) {
+func TestGrantOfADepartedCallerIsReturned(t *testing.T) {
 	s, g, admin := gated(t, isAcquire, redisstore.Options{})
 	answers := make(chan asked, 10)
 	open := g.shut(&g.way)
