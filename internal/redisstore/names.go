@@ -110,10 +110,10 @@ func (n *names) failed(t store.Token) *keyArg {
 // printed command shows the name.
 type keyArg string
 
-func (k *keyArg) String() string { return string(*k) }
+func (k keyArg) String() string { return string(k) }
 
 // MarshalBinary implements [encoding.BinaryMarshaler].
-func (k *keyArg) MarshalBinary() ([]byte, error) { return bytesOf(string(*k)), nil }
+func (k keyArg) MarshalBinary() ([]byte, error) { return bytesOf(string(k)), nil }
 
 // entries is entry for many keys, of which each has the prefix in front. Their names
 // share their memory.
