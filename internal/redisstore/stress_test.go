@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
+	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/store"
 	"github.com/stampedeguard/stampede/internal/storetest"
 )
