@@ -7,7 +7,7 @@ TESTFLAGS ?=
 
 TOOL = $(GO) tool -modfile=internal/tools/go.mod
 
-.PHONY: help deps test lint fmt bench bench-peers fuzz chaos
+.PHONY: site site-check help deps test mutants lint fmt bench bench-peers fuzz chaos
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -16,9 +16,14 @@ deps: ## fetch modules; install redis-server (and a C compiler) if missing
 	@.ci/deps
 	$(GO) mod download
 
-test: deps ## run all tests under the race detector, against real servers
-	$(GO) test -run 'SameSeed|Mutants' $(TESTFLAGS) ./internal/sim
+test: deps ## run all tests under the race detector, against real servers; the quick mutants first
+	$(GO) test -run SameSeed $(TESTFLAGS) ./internal/harness/sim
+	$(GO) run ./internal/cmd/mutants -quick
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m $(TESTFLAGS) ./...
+
+# A run of everything takes several minutes of two cores.
+mutants: deps ## break the library on purpose, one rule at a time: each mutant must be found
+	$(GO) run ./internal/cmd/mutants -baseline
 
 lint: ## golangci-lint (.golangci.yml), then govulncheck where its database is in reach
 	$(TOOL) golangci-lint run ./...
@@ -39,6 +44,12 @@ bench-peers: deps ## measure this library beside its peers; writes docs/peers.md
 
 fuzz: deps ## run each fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) .ci/fuzz
+
+site: ## build the documentation site from docs/ into site/dist; needs node
+	cd site && npm ci --no-audit --no-fund && npx vitepress build
+
+site-check: site ## open each page of the site in a real browser
+	cd site && node check.mjs
 
 CHAOSFOR ?= 5m
 

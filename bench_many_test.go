@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // quote is a small struct, of about 100 bytes encoded.

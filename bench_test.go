@@ -24,7 +24,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // many keys, and a value of 1 KiB.
@@ -361,7 +361,7 @@ func BenchmarkNearHit(b *testing.B) {
 	}
 	defer store.Close()
 	g, err := guard.New[[]byte](store, "g", guard.Policy{
-		TTL: time.Hour, Beta: guard.NoEarlyRefresh, Near: guard.Near{MaxEntries: 2 * many, TTL: time.Hour},
+		TTL: time.Hour, Beta: guard.Off, Near: guard.Near{MaxEntries: 2 * many, TTL: time.Hour},
 	})
 	if err != nil {
 		b.Fatal(err)

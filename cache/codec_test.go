@@ -193,7 +193,7 @@ func TestMsgPackLetsTypesEncodeThemselves(t *testing.T) {
 	}
 }
 
-func TestMsgPackRefusesWhatItCouldNotReadBack(t *testing.T) {
+func TestMsgPackRefusesUnreadableValues(t *testing.T) {
 	type embeds struct {
 		*Base
 		N int
@@ -383,7 +383,7 @@ func (angry) EncodeMsgpack(e *msgpack.Encoder) error {
 	return e.EncodeNil()
 }
 
-func TestPanicInATypesOwnDecoderIsAnError(t *testing.T) {
+func TestPanicInACustomDecoderIsAnError(t *testing.T) {
 	var v struct{ A *angry }
 	if err := (cache.MsgPack{}).Unmarshal([]byte{0x81, 0xa1, 'A', 0x01}, &v); !errors.Is(err, cache.ErrDamaged) {
 		t.Errorf("error %v, want ErrDamaged", err)

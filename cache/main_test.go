@@ -16,7 +16,7 @@ func (quiet) Printf(context.Context, string, ...any) {}
 
 // launcher is the goroutine that starts servers and outlives them: the thread
 // that starts a process must live as long as it.
-const launcher = "github.com/stampedeguard/stampede/internal/redistest.init.func1.1"
+const launcher = "github.com/stampedeguard/stampede/internal/harness/redistest.init.func1.1"
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // confined lets a user of the servers do what ACLRules returns for the namespace "app",
@@ -51,7 +51,7 @@ func refusals(t *testing.T, servers ...*redistest.Server) (all []string) {
 	return all
 }
 
-func TestACLRulesAreEnoughForAGuard(t *testing.T) {
+func TestACLRulesSufficeForAGuard(t *testing.T) {
 	for _, cluster := range []bool{false, true} {
 		t.Run(fmt.Sprint("cluster: ", cluster), func(t *testing.T) {
 			var servers []*redistest.Server

@@ -7,13 +7,13 @@ import (
 )
 
 // A Turn is the right to fetch one key, for a caller that fetches in steps of its own
-// instead of in a function: one that streams what it fetches, say. [Guard.Begin] returns
+// instead of in a function: one that streams a response, for example. [Guard.Begin] returns
 // it. It ends with the first call of Store, Fail or Release, at [Policy.FetchTimeout],
 // or with [Guard.Close]; until then the other callers of the key wait, in the whole
 // fleet. It is safe for concurrent use.
 type Turn[V any] struct {
-	// Fill is what the caller is told, and what it says of its value before Store. It is
-	// the caller's.
+	// Fill tells the caller about the key, and takes the terms of its value until Store. It
+	// belongs to the caller.
 	Fill *Fill[V]
 
 	t *openTurn
@@ -109,8 +109,8 @@ type openTurn struct {
 	ended  bool
 }
 
-// openTurn starts a turn that its caller ends.
-func (e *engine) openTurn(ctx context.Context, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
+// startTurn starts a turn that its caller ends.
+func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
 	timeout := &timedOut{e, r.key, 1}
 	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
@@ -126,8 +126,8 @@ func (e *engine) openTurn(ctx context.Context, p *part, t *turn, r *fill, keys *
 	return o
 }
 
-// end ends the turn with what answer notes in its fill. The first call counts. It
-// reports whether the value was stored.
+// end lets answer fill in the result and ends the turn. The first call counts. It reports
+// whether the value was stored.
 func (o *openTurn) end(answer func(*fill)) bool {
 	o.mu.Lock()
 	ended := o.ended
@@ -184,15 +184,4 @@ func (o *offer) leave() *openTurn {
 	default:
 		return nil
 	}
-}
-
-// hand gives a turn to the caller that is to fetch and waits for its end.
-func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
-	o := l.e.openTurn(p.ctx, p, t, r, &p.keys, paid.expense)
-	if l.refresh != nil {
-		l.refresh(o)
-	} else if !l.offer.give(o) {
-		o.release()
-	}
-	<-t.f.settled
 }

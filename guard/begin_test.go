@@ -104,7 +104,7 @@ func TestReleasedTurnGoesToAWaiter(t *testing.T) {
 	})
 }
 
-func TestTurnOfACallerThatLeftGoesToAnother(t *testing.T) {
+func TestTurnPassesFromADepartedCaller(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		elsewhere, g := w.open(), w.fleet(1, policy())[0]
 		lease := held(w, elsewhere, "g:k")
@@ -136,7 +136,7 @@ func TestTurnOfACallerThatLeftGoesToAnother(t *testing.T) {
 	})
 }
 
-func TestTurnEndsAtFetchTimeoutAndWithTheGuard(t *testing.T) {
+func TestTurnEndsAtFetchTimeoutOrClose(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.FetchTimeout = time.Second }))
 		turn := begin(w, fleet[0], "k")
@@ -160,7 +160,7 @@ func TestTurnEndsAtFetchTimeoutAndWithTheGuard(t *testing.T) {
 	})
 }
 
-func TestTurnWhoseLeaseADeleteEndedIsCancelled(t *testing.T) {
+func TestDeleteCancelsATurn(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		turn := begin(w, g, "k")

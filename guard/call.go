@@ -1,16 +1,13 @@
 package guard
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"golang.org/x/sync/singleflight"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -32,9 +29,6 @@ type call struct {
 	waitOver bool
 	softOver bool
 }
-
-// anyAge is the maxAge of a call that leaves the age to the policy.
-const anyAge = -1
 
 // A want is one key of a call.
 type want struct {
@@ -199,7 +193,7 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	}
 }
 
-// enterWaits returns the keys whose flights can be waited for. To wait for one that waits
+// enterWaits returns the keys with flights that can be waited for. To wait for one that waits
 // for the fetch that this call is made from would have no end.
 func (c *call) enterWaits(ws []*want, number uint64) (joined []*want, done func()) {
 	inner := frameOf(c.ctx)
@@ -310,175 +304,6 @@ func (c *call) waitedTooLong(key string) *outcome {
 	return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, c.e.policy.WaitTimeout, c.e.events.quote(key)), own: true}
 }
 
-// fetchAlone fetches for this caller alone, on its own context, keys whose values may
-// not be shared. Nothing is stored.
-func (c *call) fetchAlone(ws []*want) {
-	c.fetchOwn(ws, Fetched, func(w *want, r *fill) {
-		r.private, r.ttl = true, 0
-		if w.out.entry != nil {
-			r.ttl = w.out.entry.Left // of the marker; a wake-up tells nothing of it
-		}
-	})
-}
-
-// fetchInstead is StaleOrFetch: all keys that were waited for too long share a slot.
-func (c *call) fetchInstead(all []*want) {
-	e := c.e
-	if e.policy.OnWaitTimeout != StaleOrFetch {
-		return
-	}
-	late := slices.DeleteFunc(slices.Clone(all), func(w *want) bool { return !w.out.late() })
-	if len(late) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(c.ctx, e.policy.WaitTimeout)
-	defer cancel()
-	leave := e.waitForSlot(ctx, nil)
-	if leave == nil {
-		for _, w := range late {
-			w.out = cmp.Or(e.endedFor(c.ctx, nil), w.out)
-		}
-		return
-	}
-	for _, w := range late {
-		e.events.report(cache.Unguarded, Event{Key: w.key, Err: w.out.err})
-	}
-	own := *c
-	own.ctx = context.WithValue(c.ctx, slotKey{}, e)
-	defer func() {
-		if t := late[0].out.turn; t != nil {
-			context.AfterFunc(t.ctx, leave)
-		} else {
-			leave()
-		}
-	}()
-	own.fetchOwn(late, UnguardedFetch, func(_ *want, r *fill) { r.private = true })
-}
-
-// fetchOwn fetches on the call's own context, MaxBatch keys at once.
-func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
-	e := c.e
-	index := map[string]int{}
-	for i, w := range ws {
-		index[w.key] = i / e.policy.MaxBatch
-	}
-	ctx, cancel := context.WithCancelCause(c.ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(e.ctx, func() { cancel(ErrClosed) })()
-	for n := 0; len(ws) > 0; n++ {
-		some := ws[:min(len(ws), e.policy.MaxBatch)]
-		if o := e.endedFor(c.ctx, nil); o != nil { // else all parts that are left would run at once
-			for _, w := range ws {
-				w.out = o
-			}
-			return
-		}
-		ws = ws[len(some):]
-		fills := make([]*fill, len(some))
-		for i, w := range some {
-			fills[i] = e.newFill(w.key)
-			fills[i].token = randomToken()
-			preset(w, fills[i])
-		}
-		var paid payment
-		var err error
-		if !c.paid {
-			paid, err = e.payAlone(ctx, some[0].key)
-		}
-		switch {
-		case err != nil:
-			fills = e.givenUp(fills, err)
-		case c.steps:
-			fills[0].cost = paid.cost
-			some[0].out = &outcome{turn: e.openTurn(c.ctx, nil, nil, fills[0], &fetchKeys{fetch: index, now: n}, paid.expense), source: source}
-			continue
-		default:
-			fills[0].cost = paid.cost
-			fills = e.runFetch(ctx, c.fetch, fills, &fetchKeys{fetch: index, now: n}, paid.expense)
-		}
-		for i, r := range fills {
-			some[i].out = &outcome{value: r.value, err: r.err, source: source}
-			if r.err != nil {
-				some[i].out = cmp.Or(e.endedFor(c.ctx, nil), some[i].out)
-			}
-		}
-	}
-}
-
-// mask serves stale values instead of errors, where the policy allows it.
-func (c *call) mask(all []*want) {
-	if c.kind() == forced {
-		return
-	}
-	e := c.e
-	failed := slices.DeleteFunc(slices.Clone(all), func(w *want) bool { return w.out.err == nil })
-	if len(failed) > 1 {
-		maskable := slices.DeleteFunc(unread(failed), func(w *want) bool { return !e.maskable(w.out) })
-		if e.policy.StaleIfError > 0 && c.ctx.Err() == nil {
-			c.read(maskable)
-		}
-	}
-	for _, w := range failed {
-		w.out = c.maskOne(w, w.out)
-	}
-}
-
-// finish counts the outcomes, keeps values near, and starts the refreshes.
-func (c *call) finish(all []*want) {
-	e := c.e
-	var stale []*want
-	ended := c.ctx.Err() != nil
-	for _, w := range all {
-		e.events.served(w.out, ended)
-		if w.out.turn != nil {
-			continue
-		}
-		if w.out.refresh != nil {
-			e.reportStale(w.key, w.out)
-			stale = append(stale, w)
-		}
-		e.keepNear(w.key, w.ticket, w.out)
-	}
-	c.refresh(stale)
-}
-
-// refresh starts a background flight for each key that has none.
-func (c *call) refresh(ws []*want) {
-	e := c.e
-	if len(ws) == 0 || c.steps && c.refreshed == nil || e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
-		return // or each stale hit would ask for a lease to be told so
-	}
-	ws = slices.DeleteFunc(ws, func(w *want) bool { return e.flights.has(background, w.key) })
-	l := c.newLeader(background)
-	l.refresh = c.refreshed
-	solo := len(ws) == 1
-	var joined []*flight
-	for _, w := range ws {
-		f, _, first := e.flights.join(background, w.key, 0, func() *flight {
-			f := l.open(background, w.key, 0, w.out.refresh)
-			if f.solo = solo; !solo {
-				f.next = make(chan store.Answer, 1)
-			}
-			return f
-		})
-		if first {
-			e.events.refreshes.Add(1)
-		}
-		if f != nil {
-			joined = append(joined, f)
-		}
-	}
-	if !solo {
-		l.start()
-	}
-	for _, f := range joined {
-		e.flights.leave(f, 0)
-	}
-}
-
-// errSoftTimeout is never returned: it is masked, or the wait goes on.
-var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftTimeout")
-
 // A timer is one that is made when it is first waited for. The zero timer never ends.
 type timer struct {
 	end   time.Time
@@ -502,4 +327,14 @@ func (t *timer) stop() {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
+}
+
+// newLeader returns a leader without flights.
+func (c *call) newLeader(kind flightKind) *leader {
+	values := c.ctx
+	if kind == background {
+		// No caller waits for it, and so neither does the fetch that it was started from.
+		values = apart(values)
+	}
+	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told, paid: c.paid}
 }

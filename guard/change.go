@@ -2,7 +2,6 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,9 +9,9 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// Set stores a value under the policy's terms. A fetch that is under way will
-// not overwrite it, and a Get that starts after Set returned does not return
-// what Set replaced. It carries the given tags and the policy's.
+// Set stores a value under the policy's terms, with the given tags and the policy's. A fetch
+// that is under way does not overwrite it. A Get that starts after Set returned does not
+// return the replaced value.
 //
 // Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the
 // codec's; [ErrUnavailable], which says whether the value may be stored later all
@@ -21,7 +20,7 @@ func (g *Guard[V]) Set(ctx context.Context, key string, value V, tags ...string)
 	if ctx == nil {
 		return g.engine.misused(ctx)
 	}
-	entry, err := g.engine.entryFor("Set", key, &value, tags)
+	entry, err := entryFor(g.engine, "Set", key, &value, tags)
 	if err != nil {
 		return err
 	}
@@ -39,7 +38,7 @@ func (g *Guard[V]) SetMany(ctx context.Context, values map[string]V, tags ...str
 	var failed []error
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		value := values[key]
-		entry, err := g.engine.entryFor("SetMany", key, &value, tags)
+		entry, err := entryFor(g.engine, "SetMany", key, &value, tags)
 		if err != nil {
 			of, failed = append(of, key), append(failed, err)
 			continue
@@ -47,12 +46,12 @@ func (g *Guard[V]) SetMany(ctx context.Context, values map[string]V, tags ...str
 		keys, entries = append(keys, key), append(entries, entry)
 	}
 	errs := g.change(ctx, store.Set, keys, entries)
-	return g.engine.batchError(append(of, keys...), append(failed, errs...))
+	return g.engine.events.batchError(append(of, keys...), append(failed, errs...))
 }
 
 // entryFor is the entry of a value that no fetch brought.
-func (e *engine) entryFor(op, key string, value any, tags []string) (*store.Entry, error) {
-	tags = slices.Concat(e.policy.Tags, tags, e.tagsOfValue(key, value))
+func entryFor(e *engine, op, key string, value any, tags []string) (*store.Entry, error) {
+	tags = e.tags.ofValue(key, value, slices.Concat(e.tags.own, tags)...)
 	if err := checkTags(tags); err != nil {
 		return nil, fmt.Errorf("guard: %s: %w", op, err)
 	}
@@ -64,13 +63,12 @@ func (e *engine) entryFor(op, key string, value any, tags []string) (*store.Entr
 		return nil, fmt.Errorf("%w: %d bytes encoded, Policy.MaxBytes is %d", ErrTooLarge, n, e.policy.MaxBytes)
 	}
 	entry.FreshFor, entry.TTL = lifetime(&fill{ttl: e.policy.TTL, staleFor: e.policy.Stale}, &e.policy)
-	entry.Tags = e.storeTags(tags)
+	entry.Tags = e.tags.stored(tags)
 	return entry, nil
 }
 
-// Delete removes the value. A fetch that is under way will not bring it back,
-// and a Get that starts after Delete returned does not return a value whose
-// fetch started before.
+// Delete removes the value. A fetch that is under way does not bring it back. A Get that
+// starts after Delete returned does not return a value from a fetch that started before.
 //
 // Errors: [ErrUnavailable], which says whether the value may be deleted later
 // all the same; [ErrClosed]; the cause of ctx's end.
@@ -81,7 +79,7 @@ func (g *Guard[V]) Delete(ctx context.Context, key string) error {
 // DeleteMany is Delete for many keys, with as few round trips as GetMany. If some can't be
 // deleted the error is a [*BatchError], and the others are.
 func (g *Guard[V]) DeleteMany(ctx context.Context, keys []string) error {
-	return g.engine.batchError(keys, g.change(ctx, store.Delete, keys, nil))
+	return g.engine.events.batchError(keys, g.change(ctx, store.Delete, keys, nil))
 }
 
 // Expire marks the value stale and keeps it: it is refreshed at its next use,
@@ -91,9 +89,9 @@ func (g *Guard[V]) Expire(ctx context.Context, key string) error {
 	return g.change(ctx, store.Expire, []string{key}, nil)[0]
 }
 
-// ExpireMany is to Expire what DeleteMany is to Delete.
+// ExpireMany is Expire for many keys. Errors as of DeleteMany.
 func (g *Guard[V]) ExpireMany(ctx context.Context, keys []string) error {
-	return g.engine.batchError(keys, g.change(ctx, store.Expire, keys, nil))
+	return g.engine.events.batchError(keys, g.change(ctx, store.Expire, keys, nil))
 }
 
 // Reset is the operator's: it ends a quarantine of the key, and a pause, whether a
@@ -133,23 +131,10 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 	return errs
 }
 
-// changeError is a store's error for the caller of a change.
-func (e *engine) changeError(ctx context.Context, err error) error {
-	switch {
-	case err == nil, ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
-		return err
-	case errors.Is(err, store.ErrClosed):
-		return e.errClosed()
-	}
-	return unavailable(err)
-}
-
-// DeleteTag removes all values that carry one of the tags, at a cost that
-// doesn't depend on how many they are: a Get that starts after DeleteTag returned
-// does not return a value that carries one and whose fetch started before. A fetch
-// under way is not ended, but what it brings is not stored if it carries one. No
-// tags are no error. Tags are the guard's own: those of a guard of another name are
-// others.
+// DeleteTag removes all values that carry one of the tags, at a cost that does not depend
+// on their number. A Get that starts after DeleteTag returned does not return such a value
+// from a fetch that started before. A fetch under way goes on; its value is not stored if
+// it carries one of the tags. No tags are no error. Each guard has its own tags.
 //
 // Errors as of Delete. One that is about some of the tags names them; the others
 // are done.
@@ -157,9 +142,9 @@ func (g *Guard[V]) DeleteTag(ctx context.Context, tags ...string) error {
 	return g.changeTags(ctx, "DeleteTag", store.DeleteTag, tags)
 }
 
-// ExpireTag marks all values stale that carry one of the tags, as Expire does
-// with the value of a key, and as DeleteTag deletes them. What a fetch under way
-// brings is stored, and stale, if it carries one. Errors as of DeleteTag.
+// ExpireTag marks all values stale that carry one of the tags, as Expire does for a key. The
+// value of a fetch under way is stored, and is stale if it carries one of the tags. Errors
+// as of DeleteTag.
 func (g *Guard[V]) ExpireTag(ctx context.Context, tags ...string) error {
 	return g.changeTags(ctx, "ExpireTag", store.ExpireTag, tags)
 }
@@ -178,7 +163,7 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 	if o := e.endedFor(ctx, nil); o != nil {
 		return e.errorFor(o)
 	}
-	stored := e.storeTags(tags)
+	stored := e.tags.stored(tags)
 	err := e.store.ChangeTags(ctx, what, stored)
 	if g.near != nil {
 		for _, t := range stored {

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/klauspost/compress/s2"
-
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
 )
@@ -119,17 +117,6 @@ func (p *packer) pack(value any) (*store.Entry, error) {
 		}
 	}
 	return entry, nil
-}
-
-// encodedSize is the size of an entry's payload before it was compressed, as far as
-// can be told.
-func encodedSize(e *store.Entry) int {
-	if e.Flags&store.FlagCompressed != 0 {
-		if n, err := s2.DecodedLen(e.Payload); err == nil {
-			return n
-		}
-	}
-	return len(e.Payload)
 }
 
 // encode turns a codec's panic into an error: it may be the user's.

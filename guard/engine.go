@@ -17,7 +17,8 @@ type engine struct {
 	name   string
 	policy Policy
 	packer packer
-	tagsOf func(key string, value any) []string // nil: none
+	tags   tagger
+	payer  payer
 	events reporter
 	near   *near // nil: none
 
@@ -25,8 +26,7 @@ type engine struct {
 	flights   *flights
 	sequence  atomic.Uint64 // numbers callers and commands of this process: clocks can tie
 	foresight foresight
-	slots     chan struct{} // of fetches without a lease
-	doomed    atomic.Int64  // flights that ask for a lease though their budget is known to be exhausted
+	slots     *slots // of fetches without a lease
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelCauseFunc
@@ -37,11 +37,14 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	e := &engine{
 		store: s, name: name, policy: p,
 		events:  reporter{guard: name, observer: p.Observer, hideKeys: p.HideKeys},
-		flights: newFlights(), slots: make(chan struct{}, p.MaxUnguarded),
+		flights: newFlights(),
 	}
 	e.lookups = lookups{e: e, of: map[string]*lookup{}}
+	e.tags = tagger{prefix: e.storePrefix(), own: p.Tags}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
+	e.payer.policy, e.payer.events = &e.policy, &e.events
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
 	return e
 }
 
@@ -122,8 +125,8 @@ func (e *engine) expectsMiss(ctx context.Context, key string) bool {
 		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
-// endedFor is the outcome for a caller whose context ended, or whose store was closed;
-// nil if it may go on.
+// endedFor is the outcome for a caller after the end of its context, its guard or its
+// store; nil if it may go on.
 func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 	if ctx.Err() != nil {
 		return &outcome{err: context.Cause(ctx)}
@@ -162,30 +165,6 @@ func (e *engine) judge(key string, rd *read) *outcome {
 		o.refresh = rd
 	}
 	return o
-}
-
-// maskOne returns an outcome with the entry that the call has read in place of an error,
-// if the policy allows it. A call that has read nothing does now. Either read was sent
-// after the caller came, so no sharing rule is needed.
-func (c *call) maskOne(w *want, o *outcome) *outcome {
-	e := c.e
-	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o) {
-		return o
-	}
-	if w.rd == nil {
-		w.rd = e.lookups.read(c.ctx, w.key)
-	}
-	r, waited := w.rd.found(), w.rd.waited()
-	if !servableIfError(r, waited) {
-		return o
-	}
-	value, err := e.packer.unpack(w.key, w.rd)
-	if err != nil {
-		return o
-	}
-	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.events.report(cache.StaleServed, Event{Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
-	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
 // maskable reports whether a stale value may stand in for the outcome's error.
@@ -243,7 +222,7 @@ func (e *engine) errorFor(o *outcome) error {
 	return o.err
 }
 
-// errClosed names the guard that was closed, or whose store was.
+// errClosed names the guard. If only its store was closed, it wraps that error too.
 func (e *engine) errClosed() error {
 	if e.closing.Load() {
 		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)
@@ -261,3 +240,23 @@ func (e *unavailableError) Error() string { return fmt.Sprintf("%v: %v", ErrUnav
 
 // Unwrap is for errors.Is and errors.As.
 func (e *unavailableError) Unwrap() []error { return []error{ErrUnavailable, e.cause} }
+
+// changeError is a store's error for the caller of a change.
+func (e *engine) changeError(ctx context.Context, err error) error {
+	switch {
+	case err == nil, ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
+		return err
+	case errors.Is(err, store.ErrClosed):
+		return e.errClosed()
+	}
+	return unavailable(err)
+}
+
+// noSlot is the outcome of a flight that is not to fetch any more: a caller that joined
+// at this very moment retries.
+func (e *engine) noSlot() *outcome {
+	if e.ctx.Err() != nil {
+		return closedOutcome()
+	}
+	return retryOutcome()
+}

@@ -8,8 +8,7 @@ import (
 )
 
 type (
-	// Event is that of package cache, whose stores report to the same kind of
-	// observer.
+	// Event is that of package cache: stores report to the same kind of observer.
 	Event = cache.Event
 	// Observer is that of package cache.
 	Observer = cache.Observer
@@ -18,7 +17,7 @@ type (
 // Observers is that of package cache: an Observer that tells each of the given ones.
 func Observers(all ...Observer) Observer { return cache.Observers(all...) }
 
-// A reporter counts what happens in a guard and tells its Observer.
+// A reporter counts the events of a guard and tells its Observer.
 type reporter struct {
 	guard    string
 	observer Observer // nil: none
@@ -58,4 +57,11 @@ func endOfFetch(err error) cache.EventKind {
 		return cache.FetchNotModified
 	}
 	return cache.FetchFailed
+}
+
+func cutKey(key string) string {
+	if len(key) > maxKeyText {
+		return key[:maxKeyText] + "… (cut)"
+	}
+	return key
 }

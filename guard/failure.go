@@ -12,13 +12,13 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// notFound is a fetch's error, as an ErrNotFound if the policy says that it means
+// asNotFound is a fetch's error, as an ErrNotFound if the policy says that it means
 // that. Errors by which a fetch says something else to the guard are left alone.
-func (e *engine) notFound(err error) error {
-	if e.policy.NotFound == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrNotModified) || errors.Is(err, errNotWanted) {
+func (p *Policy) asNotFound(err error) error {
+	if p.NotFound == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrNotModified) || errors.Is(err, errNotWanted) {
 		return err
 	}
-	if !e.policy.NotFound(err) {
+	if !p.NotFound(err) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrNotFound, err)
@@ -30,22 +30,12 @@ type failure struct {
 	Text      string   `msgpack:"t"`
 	Sentinels []string `msgpack:"s,omitempty"` // registered names, or reserved ones
 	Panicked  bool     `msgpack:"p,omitempty"`
-	PauseMS   int64    `msgpack:"r,omitempty"` // nobody fetches for so long
+	PauseMS   int64    `msgpack:"r,omitempty"` // the key is not fetched for so long
 	Budget    string   `msgpack:"b,omitempty"` // it was exhausted
 	BudgetMS  int64    `msgpack:"x,omitempty"` // and may have something again after so long
 }
 
-const (
-	reservedPrefix = "guard:"
-	notFoundName   = reservedPrefix + "not_found"
-	timeoutName    = reservedPrefix + "fetch_timeout"
-	exhaustedName  = reservedPrefix + "exhausted"
-
-	// maxFailureText bounds the text of an error that travels.
-	maxFailureText = 4 << 10
-)
-
-// encodeFailure never fails: what can't be said is left out.
+// encodeFailure never fails: it leaves out values that can't be encoded.
 func encodeFailure(err error, pause time.Duration, p *Policy) []byte {
 	f := failure{Text: err.Error(), PauseMS: pause.Milliseconds()}
 	if len(f.Text) > maxFailureText {

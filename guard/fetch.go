@@ -13,8 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A fetchFunc runs the user's fetch for some keys and notes in each fill what it
-// answered.
+// A fetchFunc runs the user's fetch for some keys and notes the answer in each fill.
 type fetchFunc func(ctx context.Context, fills []*fill)
 
 // A part is the turns that one call of the fetch serves.
@@ -31,7 +30,7 @@ type part struct {
 }
 
 // fetchTurns fetches the keys of the leader's turns and settles them, MaxBatch keys at
-// once and one part after the other. While leases are held whose fetch has not begun,
+// once and one part after the other. While leases wait for their fetch,
 // nothing is waited for but the parts before.
 func (l *leader) fetchTurns() {
 	if len(l.turns) == 0 {
@@ -39,7 +38,7 @@ func (l *leader) fetchTurns() {
 	}
 	if leave := l.turns[0].leave; leave != nil {
 		defer leave()
-		l.ctx = context.WithValue(l.ctx, slotKey{}, l.e)
+		l.ctx = context.WithValue(l.ctx, slotKey{}, l.e.slots)
 	}
 	index := map[string]int{}
 	var parts []*part
@@ -111,7 +110,7 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	}
 	p.takeStamp(turns, paid.waited)
 	if l.told {
-		l.recheck(turns)
+		p.recheck(turns)
 	}
 	fills = make([]*fill, len(turns))
 	for i, t := range turns {
@@ -123,26 +122,26 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	return turns, fills, paid
 }
 
-// conclude settles the turns with what the fetch answered.
+// conclude settles the turns with the answers of the fetch.
 func (p *part) conclude(turns []*turn, fills []*fill) {
 	if !p.l.told {
-		p.l.addStale(turns, fills)
+		p.addStale(turns, fills)
 	}
 	ends := make([]ending, len(turns))
 	for i, t := range turns {
 		ends[i] = t.endSafely(fills[i])
 	}
-	p.l.settle(ends)
+	p.l.e.settle(p.l.ctx, ends)
 }
 
-// endSafely is end, and costs only this key its outcome if StaleOn, say, panics.
+// endSafely is ending, and costs only this key its outcome if StaleOn, say, panics.
 func (t *turn) endSafely(r *fill) (end ending) {
 	defer func() {
 		if p := recover(); p != nil {
 			end = ending{t: t, out: panicOutcome(p)}
 		}
 	}()
-	return t.end(r)
+	return t.ending(r)
 }
 
 // stillWanted settles the turns that are of no use any more, and returns the others.
@@ -161,7 +160,7 @@ func (p *part) stillWanted(turns []*turn) []*turn {
 		}
 	}
 	if len(ends) > 0 {
-		p.l.settle(ends)
+		p.l.e.settle(p.l.ctx, ends)
 	}
 	return wanted
 }
@@ -176,7 +175,7 @@ func (p *part) deserted() bool {
 	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.deserted(t.f) })
 }
 
-// newFill presets what the fetch is told and may change.
+// newFill presets the terms of a fetch.
 func (t *turn) newFill(told bool) *fill {
 	f, e := t.f, t.f.e
 	r := e.newFill(f.key)
@@ -194,33 +193,19 @@ func (t *turn) newFill(told bool) *fill {
 func (e *engine) newFill(key string) *fill {
 	return &fill{
 		key: key, attempt: 1,
-		ttl: e.policy.TTL, staleFor: e.policy.Stale, tags: e.policy.Tags,
-	}
-}
-
-// giveStale tells a fetch the last value.
-func (f *flight) giveStale(r *fill) {
-	known := f.known.found()
-	if known == nil {
-		return
-	}
-	if _, lacks := f.e.lackedTag(&known.Entry, f.e.policy.Tags); lacks {
-		return // a renewal would keep it without the tag
-	}
-	if value, err := f.e.packer.unpack(f.key, f.known); err == nil {
-		r.stale, r.staleRead = value, f.known
+		ttl: e.policy.TTL, staleFor: e.policy.Stale, tags: e.tags.own,
 	}
 }
 
 // addStale adds the last value where the fetch has said that it is still good.
-func (l *leader) addStale(turns []*turn, fills []*fill) {
+func (p *part) addStale(turns []*turn, fills []*fill) {
 	var good []*turn
 	for i, t := range turns {
 		if errors.Is(fills[i].err, ErrNotModified) && t.lease != nil {
 			good = append(good, t)
 		}
 	}
-	l.recheck(good)
+	p.recheck(good)
 	for i, t := range turns {
 		if errors.Is(fills[i].err, ErrNotModified) {
 			t.f.giveStale(fills[i]) // without a lease as it was read: the store may be away
@@ -231,7 +216,7 @@ func (l *leader) addStale(turns []*turn, fills []*fill) {
 // recheck reads the last values anew. A value may have been deleted since it was read,
 // which the lease does not tell: it was granted later. A later deletion, by key or by
 // tag, is found by the fill, as the lease and the value's stamp are older than it.
-func (l *leader) recheck(turns []*turn) {
+func (p *part) recheck(turns []*turn) {
 	var known []*flight
 	var keys []string
 	for _, t := range turns {
@@ -242,8 +227,8 @@ func (l *leader) recheck(turns []*turn) {
 	if len(keys) == 0 {
 		return
 	}
-	at, moment := time.Now(), l.e.sequence.Add(1)
-	l.e.readMany(l.ctx, keys, func(i int, r *store.Reading, err error) {
+	at, moment := time.Now(), p.l.e.sequence.Add(1)
+	p.l.e.readMany(p.l.ctx, keys, func(i int, r *store.Reading, err error) {
 		known[i].known, known[i].knownMoment = nil, moment
 		if err == nil {
 			known[i].known = keep(r, nil, at)
@@ -375,16 +360,19 @@ func (e *engine) complete(r *fill) {
 		}
 	}()
 	if r.err != nil {
-		_ = r.err.Error() // an error whose methods panic, a typed nil say, does so here
-		r.err = e.notFound(r.err)
+		_ = r.err.Error() // a method that panics, of a typed nil for example, does so here
+		r.err = e.policy.asNotFound(r.err)
 		_ = errors.Is(r.err, ErrNotFound)
 		_, _ = PauseOf(r.err)
 	} else {
-		r.tags = slices.Concat(r.tags, e.tagsOfValue(r.key, r.value))
+		r.tags = e.tags.ofValue(r.key, r.value, r.tags...)
 	}
 	switch {
 	case errors.Is(r.err, ErrNotModified):
-		if tag, added := e.addedTag(r); added {
+		if r.staleRead == nil {
+			break
+		}
+		if tag, added := e.tags.lacks(&r.staleRead.reading.Entry, r.tags); added {
 			// It doesn't wrap ErrNotModified, which is no reason for a warning.
 			r.err = fmt.Errorf("guard: the fetch answered ErrNotModified and added the tag %q, which the stored value of %s does not carry: return the value to change its tags",
 				tag, e.events.quote(r.key))
@@ -416,3 +404,14 @@ func (t *timedOut) Error() string {
 
 // Unwrap is for [errors.Is].
 func (t *timedOut) Unwrap() error { return ErrFetchTimeout }
+
+// hand gives a turn to the caller that is to fetch and waits for its end.
+func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
+	o := startTurn(p.ctx, l.e, p, t, r, &p.keys, paid.expense)
+	if l.refresh != nil {
+		l.refresh(o)
+	} else if !l.offer.give(o) {
+		o.release()
+	}
+	<-t.f.settled
+}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/fleet"
+	"github.com/stampedeguard/stampede/internal/harness/fleet"
 )
 
 // commandBound is how many Redis commands a process sends for one cold key

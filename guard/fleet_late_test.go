@@ -7,8 +7,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/fleet"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/fleet"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // A process that didn't run in time to hear Redis's answer, as its container had

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/fleet"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/fleet"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 func TestMain(m *testing.M) {
@@ -31,7 +31,7 @@ func (quiet) Printf(context.Context, string, ...any) {}
 
 // launcher is the goroutine that starts servers and outlives them: the thread
 // that starts a process must live as long as it.
-const launcher = "github.com/stampedeguard/stampede/internal/redistest.init.func1.1"
+const launcher = "github.com/stampedeguard/stampede/internal/harness/redistest.init.func1.1"
 
 // The fleet tests run guards in real processes against real servers. They always
 // count fetches strictly. The times and commands they measure depend on the

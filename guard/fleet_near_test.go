@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/fleet"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/fleet"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // load has all processes call the guard at a steady rate.

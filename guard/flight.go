@@ -3,7 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
-	"runtime/debug"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -37,15 +37,15 @@ type flight struct {
 	exited        bool
 	unwanted      func() // called once no caller can use the result
 
-	// What callers read while the flight runs.
+	// Read by callers while the flight runs.
 	waiting  atomic.Bool  // for the holder of the lease
 	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	fallback atomic.Pointer[fallback]
 	fetch    atomic.Pointer[frame] // the last that it has begun
 
-	// What is known of the key. Only the goroutine that runs the flight uses the rest.
+	// Knowledge of the key. Only the goroutine that runs the flight uses the rest.
 	readErr     error  // of the first caller's read
-	known       *read  // the last one that showed what is stored, or that nothing is; nil: there was none
+	known       *read  // the last one with an answer; nil: there was none
 	knownMoment uint64 // when its command was sent
 
 	// The search for the lease.
@@ -54,7 +54,7 @@ type flight struct {
 	sent       time.Time
 	heldMoment uint64    // when the acquire was sent that was last answered "held"
 	heldUntil  time.Time // the lease of that answer lives until then, unless it is renewed or given back; zero: none is known
-	unseen     uint64    // when the last command was sent that did not show what is stored now
+	unseen     uint64    // when the last command was sent that did not show the stored entry of now
 	unwatched  time.Time // when the holder first looked unwatched; zero: it does not
 	suspicious bool      // the last answer was "quarantined"
 
@@ -134,10 +134,6 @@ func (f *flight) finish() {
 	}
 }
 
-// holdOff keeps a refresh that brought nothing from being followed at once by the
-// next: many callers are being served stale values meanwhile.
-const holdOff = 250 * time.Millisecond
-
 // settle sets the outcome. The first call counts.
 func (f *flight) settle(o *outcome) {
 	select {
@@ -148,11 +144,7 @@ func (f *flight) settle(o *outcome) {
 	}
 }
 
-func panicOutcome(p any) *outcome {
-	return &outcome{err: &PanicError{Value: p, Stack: debug.Stack()}, moment: always}
-}
-
-// lend offers what the flight has read to callers that have read nothing.
+// lend offers the last read to callers that have read nothing.
 func (f *flight) lend(rd *read) { f.fallback.Store(&fallback{rd, f.moment}) }
 
 // borrow takes the flight's fallback for a caller that has read nothing.
@@ -179,61 +171,59 @@ func (c *flightContext) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// An outcome is what a flight ends with, for each caller whose sequence number is
-// below its moment (the sharing rule, docs/protocol.md). The other callers retry.
-type outcome struct {
-	value  any // *V
-	err    error
-	own    bool // err is this guard's; a fetch may return the same error of another guard
-	source Source
-	stored bool
-	shared bool           // another caller of this process fetched it
-	entry  *store.Reading // for age and TTL; nil: there is none
-	at     time.Time      // the entry was read or stored, not before
-
-	moment  uint64
-	private bool   // the value is the first caller's; the others fetch for themselves
-	then    action // serve, or what a caller does instead of taking a value
-	refresh *read  // of the entry to be refreshed in the background; nil: none
-
-	turn   *openTurn // instead of a value: the caller is to fetch
-	others *outcome  // the same for callers that did not fetch; nil: it is the same
+// sleep waits for d or for the end of ctx, and returns the context's error.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
-// share completes an outcome for the callers that did not run the fetch.
-func (o *outcome) share() *outcome {
-	if o.source == Fetched || o.source == UnguardedFetch {
-		others := *o
-		others.shared = true
-		if o.source == Fetched {
-			others.source = Waited
+// giveStale tells a fetch the last value.
+func (f *flight) giveStale(r *fill) {
+	known := f.known.found()
+	if known == nil {
+		return
+	}
+	if _, lacks := f.e.tags.lacks(&known.Entry, f.e.tags.own); lacks {
+		return // a renewal would keep it without the tag
+	}
+	if value, err := f.e.packer.unpack(f.key, f.known); err == nil {
+		r.stale, r.staleRead = value, f.known
+	}
+}
+
+// know takes in a read of the key.
+func (f *flight) know(rd *read) {
+	if f.readErr = rd.err; rd.err == nil {
+		f.known, f.request.Seen = rd, rd.reading.Seen
+	}
+}
+
+// refusesUnguarded reports whether the flight may not fetch without a lease.
+func (f *flight) refusesUnguarded() bool {
+	return f.kind == background || f.e.policy.WhenUnavailable == FailClosed
+}
+
+// livesOnStale reports whether the flight's callers have a stale value to live on if
+// the budget is exhausted.
+func (f *flight) livesOnStale() bool {
+	return f.kind != forced && f.e.policy.StaleIfError > 0 &&
+		servableIfError(f.known.found(), f.known.waited()) && f.e.maskable(&outcome{err: &ExhaustedError{}})
+}
+
+// nothingToRenew is the error of a fetch that answered ErrNotModified, which is why, and
+// was given no stale value.
+func (f *flight) nothingToRenew(why error) error {
+	if r := f.known.found(); r != nil {
+		if tag, lacks := f.e.tags.lacks(&r.Entry, f.e.tags.own); lacks {
+			return fmt.Errorf("guard: the stored value of %s lacks the tag %q of Policy.Tags, and so the fetch was given no stale value: return the value: %w",
+				f.e.events.quote(f.key), tag, why)
 		}
-		o.others = &others
 	}
-	return o
+	return fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", why)
 }
-
-// forCaller is what the caller with the given sequence number gets of the outcome.
-func (o *outcome) forCaller(number uint64, first bool) *outcome {
-	switch {
-	case number >= o.moment:
-		return retryOutcome()
-	case o.private && !first:
-		return &outcome{then: fetchAlone}
-	case first || o.others == nil:
-		return o
-	}
-	return o.others
-}
-
-// late reports whether the caller has waited for WaitTimeout.
-func (o *outcome) late() bool { return o.own && errors.Is(o.err, ErrWaitTimeout) }
-
-// always is the moment of outcomes that say nothing of the value.
-const always = ^uint64(0)
-
-// retryOutcome makes every caller read and decide again.
-func retryOutcome() *outcome { return &outcome{then: fetch, moment: always} }
-
-// closedOutcome is that of every caller of a closed guard.
-func closedOutcome() *outcome { return &outcome{err: ErrClosed, own: true, moment: always} }

@@ -170,9 +170,9 @@ func (fs *flights) lone(f *flight) bool {
 	return f.before+f.after == 1 && !f.firstLeft
 }
 
-// afterMove returns what a caller does whose flight has moved. out is nil if the
-// caller can still use the result; it waits on then, and gone is closed if there will
-// be none.
+// afterMove returns the outcome for a caller after its flight has moved. It is nil if the
+// caller can still use the result: the caller waits on, and gone is closed if there will be
+// none.
 func (fs *flights) afterMove(f *flight, number uint64) (out *outcome, gone <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

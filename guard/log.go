@@ -180,7 +180,7 @@ func attrsOf(ev Event) []slog.Attr {
 	if ev.Err != nil {
 		attrs = append(attrs, slog.String("error", ev.Err.Error()))
 	}
-	if panicked := (*PanicError)(nil); errors.As(ev.Err, &panicked) { // whose text has no stack
+	if panicked := (*PanicError)(nil); errors.As(ev.Err, &panicked) { // its text has no stack
 		attrs = append(attrs, slog.String("stack", string(panicked.Stack)))
 	}
 	return attrs
@@ -188,10 +188,3 @@ func attrsOf(ev Event) []slog.Attr {
 
 // maxKeyText bounds a key in logs and errors: any bytes are a key, a whole URL say.
 const maxKeyText = 200
-
-func cutKey(key string) string {
-	if len(key) > maxKeyText {
-		return key[:maxKeyText] + "… (cut)"
-	}
-	return key
-}

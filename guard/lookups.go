@@ -9,8 +9,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A read is what a command showed of a key's entry, or why it showed nothing. Callers
-// share it; its value is decoded once.
+// A read is the answer to a command that reads a key's entry. Callers share it; its value is
+// decoded once.
 type read struct {
 	reading *store.Reading // nil: none, because of err
 	err     error

@@ -9,7 +9,7 @@ import (
 )
 
 // lookMany serves the keys that are stored and fresh; their readings are only lent. It
-// returns the others, each once, with what their read alone allows. A key that is asked
+// returns the others, each once, with the outcome that their read allows. A key that is asked
 // for twice may be found once only: has reports whether it was served.
 func (c *call) lookMany(keys []string, has func(key string) bool, serve func(key string, value any, r *store.Reading)) []*want {
 	if len(keys) == 0 {
@@ -110,7 +110,7 @@ func (c *call) resolveMany(left []*want, serve func(*want)) error {
 			of, failed = append(of, w.key), append(failed, c.e.errorFor(w.out))
 		}
 	}
-	return c.e.batchError(of, failed)
+	return c.e.events.batchError(of, failed)
 }
 
 // readUnjoined reads the keys that have no flight. The others are given to each without

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/klauspost/compress/s2"
 	"github.com/maypok86/otter/v2"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -29,9 +30,9 @@ type Near struct {
 	// MaxBytes bounds the encoded size of the values, before compression, and of
 	// their keys.
 	MaxBytes int
-	// TTL bounds how long a value is used without asking Redis, and with it what a
-	// lost invalidation can cost: a failover may lose one. At least 1 ms. Default
-	// 10 s, and never longer than the value is fresh.
+	// TTL bounds how long a value is used without asking Redis. It also bounds the age of
+	// a value whose invalidation was lost, in a failover for example. At least 1 ms.
+	// Default 10 s, and never longer than the value is fresh.
 	TTL time.Duration
 }
 
@@ -60,9 +61,9 @@ type near struct {
 	// asked for before is not used after. Other keys of the stripe suffer a miss.
 	stamps [256]atomic.Uint64
 	// tagStamps do the same for tags. tagChanges counts all of their changes, each
-	// before it is made: which tags a value carries is known only once it was read,
-	// and if there was no change at all since it was asked for, the stamps of its
-	// tags are still what they were then.
+	// before it is made. The tags of a value are known only after it was read. If there
+	// was no change since the value was asked for, the stamps of its tags have not
+	// changed either.
 	tagStamps  [256]atomic.Uint64
 	tagChanges atomic.Uint64
 	seed       maphash.Seed
@@ -74,7 +75,7 @@ type nearValue struct {
 	value any
 	epoch uint64
 	stamp *atomic.Uint64 // of the key's stripe
-	asked uint64         // what it was when the value was asked for
+	asked uint64         // the stamp when the value was asked for
 	tags  []nearTag      // nil: it carries none
 	lives time.Duration
 	size  uint32
@@ -146,14 +147,14 @@ func (n *near) get(key string) *nearValue {
 	return v
 }
 
-// forget drops a value, and rules out what was read before.
+// forget drops a value, and rules out values that were read before.
 func (n *near) forget(key string) {
 	n.stamp(key).Add(1)
 	n.values.Invalidate(key)
 }
 
-// forgetTag rules out all values that carry the tag, which is as the store has
-// it, and what was read before. They are taken out as others come.
+// forgetTag rules out all values that carry the tag, named as in the store, and values that
+// were read before. The cache evicts them later.
 func (n *near) forgetTag(tag string) {
 	n.tagChanges.Add(1)
 	n.tagStamp(tag).Add(1)
@@ -209,11 +210,22 @@ func (n *near) put(key string, t ticket, value any, r *store.Reading, due time.D
 	})
 }
 
-// whileRefreshing is how long a value is used whose refresh is due.
+// whileRefreshing bounds the use of a value that is due to be refreshed.
 const whileRefreshing = 20 * time.Millisecond
 
 func (n *near) close() {
 	n.feed.Close()
 	n.values.InvalidateAll()
 	n.values.StopAllGoroutines()
+}
+
+// encodedSize is the size of an entry's payload before it was compressed, as far as
+// can be told.
+func encodedSize(e *store.Entry) int {
+	if e.Flags&store.FlagCompressed != 0 {
+		if n, err := s2.DecodedLen(e.Payload); err == nil {
+			return n
+		}
+	}
+	return len(e.Payload)
 }

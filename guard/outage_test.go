@@ -18,7 +18,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -222,7 +222,7 @@ func (r *recorder) fetchesSince(kind cache.EventKind) (n, unguarded int) {
 	return n, unguarded
 }
 
-func TestFailClosedUnderLoadCostsNothingOnceTheBreakerIsOpen(t *testing.T) {
+func TestFailClosedIsCheapBehindAnOpenBreaker(t *testing.T) {
 	events := &recorder{}
 	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
 	g, proxy, _ := behindProxy(t, p, events)

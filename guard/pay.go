@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 )
 
-// A payment is what a fetch was paid with before it is made. The zero payment is that
+// A payment is made before a fetch. The zero payment is that
 // of a guard without a budget.
 type payment struct {
 	cost    int
@@ -27,7 +28,7 @@ func refundUnless(used *bool, x Expense) {
 	}
 }
 
-// pay spends what one call of the fetch is estimated to cost. It waits if a key has
+// pay spends the estimated cost of one call of the fetch. It waits if a key has
 // callers without a stale value to live on; but not longer than the call that leads
 // does, if no other caller waits. The fetch must not be made on an error.
 func (p *part) pay(turns []*turn) (payment, error) {
@@ -37,7 +38,7 @@ func (p *part) pay(turns []*turn) (payment, error) {
 	}
 	s := Spending{Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: e.policy.MaxBudgetWait}
 	if s.MaxWait > 0 {
-		l.recheck(slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return !t.f.livesOnStale() }))
+		p.recheck(slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return !t.f.livesOnStale() }))
 	}
 	switch {
 	case turns[0].f.kind == background:
@@ -53,35 +54,35 @@ func (p *part) pay(turns []*turn) (payment, error) {
 		ctx, stop = whileWanted(ctx, nil, p.deserted)
 		defer stop()
 	}
-	return e.spend(ctx, turns[0].f.key, s)
+	return e.payer.spend(ctx, turns[0].f.key, s)
 }
 
-// livesOnStale reports whether the flight's callers have a stale value to live on if
-// the budget is exhausted.
-func (f *flight) livesOnStale() bool {
-	return f.kind != forced && f.e.policy.StaleIfError > 0 &&
-		servableIfError(f.known.found(), f.known.waited()) && f.e.maskable(&outcome{err: &ExhaustedError{}})
+// A payer spends from the policy's budget.
+type payer struct {
+	policy *Policy
+	events *reporter
+	doomed atomic.Int64 // flights that ask for a lease though the budget is known to be exhausted
 }
 
-// payAlone is pay for a caller that fetches for itself, on the given context.
-func (e *engine) payAlone(ctx context.Context, key string) (payment, error) {
-	if e.policy.Budget == nil {
+// alone pays for a caller that fetches for itself, on the given context.
+func (y *payer) alone(ctx context.Context, key string) (payment, error) {
+	if y.policy.Budget == nil {
 		return payment{}, nil
 	}
-	return e.spend(ctx, key, Spending{
-		Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: withinDeadline(e.policy.MaxBudgetWait, ctx),
+	return y.spend(ctx, key, Spending{
+		Cost: y.policy.Cost, Priority: y.policy.Priority, MaxWait: withinDeadline(y.policy.MaxBudgetWait, ctx),
 	})
 }
 
-func (e *engine) spend(ctx context.Context, key string, s Spending) (payment, error) {
-	s.MaxHold = e.policy.FetchTimeout
+func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, error) {
+	s.MaxHold = y.policy.FetchTimeout
 	start := time.Now()
-	expense, err := e.policy.Budget.Spend(ctx, s)
+	expense, err := y.policy.Budget.Spend(ctx, s)
 	waited := time.Since(start)
 	if err != nil {
 		var exhausted *ExhaustedError
 		if errors.As(err, &exhausted) {
-			e.events.report(cache.BudgetExhausted, Event{Key: key, Duration: exhausted.RetryAfter, Err: err})
+			y.events.report(cache.BudgetExhausted, Event{Key: key, Duration: exhausted.RetryAfter, Err: err})
 		}
 		return payment{}, err
 	}
@@ -89,13 +90,13 @@ func (e *engine) spend(ctx context.Context, key string, s Spending) (payment, er
 	used := false
 	defer p.refundUnless(&used)
 	if p.waited {
-		e.events.report(cache.BudgetWaited, Event{Key: key, Duration: waited})
+		y.events.report(cache.BudgetWaited, Event{Key: key, Duration: waited})
 	}
 	used = true
 	return p, nil
 }
 
-// settleUnpaid ends the turns whose fetch could not be paid.
+// settleUnpaid ends turns after their fetch could not be paid.
 func (p *part) settleUnpaid(turns []*turn, why error) {
 	l, e := p.l, p.l.e
 	ends := make([]ending, len(turns))
@@ -116,7 +117,7 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 		}
 		ends[i] = end
 	}
-	l.settle(ends)
+	l.e.settle(l.ctx, ends)
 }
 
 // isExhausted reports whether an error says that a budget had nothing left.
@@ -125,35 +126,7 @@ func isExhausted(err error) bool {
 	return errors.As(err, &exhausted)
 }
 
-// maxDoomed is how many flights may ask for a lease though their guard's budget is
-// known to be exhausted: they find out whether another process fetches the key. In a
-// storm of more, futile acquires would be most of the load.
-const maxDoomed = 8
-
-// spare returns the outcome of a flight that need not ask for a lease to learn that
-// its budget is exhausted; nil: it is to ask. Call done at its end.
-func (l *leader) spare(f *flight) (o *outcome, done func()) {
-	e := l.e
-	b := e.policy.Budget
-	if b == nil || l.paid || f.kind == background || e.policy.MaxBudgetWait > 0 || !b.Exhausted(e.policy.Priority) {
-		return nil, func() {}
-	}
-	done = func() { e.doomed.Add(-1) }
-	if e.doomed.Add(1) <= maxDoomed {
-		return nil, done
-	}
-	paid, err := e.spend(l.ctx, f.key, Spending{Cost: e.policy.Cost, Priority: e.policy.Priority})
-	if err == nil { // there is something again
-		paid.expense.Settle(0)
-		return nil, done
-	}
-	if e.ctx.Err() != nil {
-		return closedOutcome(), done
-	}
-	return &outcome{err: err, moment: e.sequence.Add(1)}, done
-}
-
-// withinDeadline is d, or what ctx leaves of it.
+// withinDeadline is d, or the time that ctx leaves if that is less.
 func withinDeadline(d time.Duration, ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		return max(0, min(d, time.Until(end)))

@@ -194,15 +194,3 @@ func (f *flight) told(m store.Message) *outcome {
 	}
 	return nil
 }
-
-// sleep waits for d or for the end of ctx, and returns the context's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}

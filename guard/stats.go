@@ -8,8 +8,8 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 )
 
-// Stats is what a guard has done in this process since it was made. Numbers are
-// of calls or events, and consistent each by itself.
+// Stats counts calls and events of a guard in this process since it was made. Each number is
+// consistent by itself.
 type Stats struct {
 	NearHits  uint64 // served from the near cache
 	StoreHits uint64 // served from the store, fresh
@@ -30,41 +30,39 @@ type Stats struct {
 	Takeovers    uint64 // leases taken over from holders that died
 	Damaged      uint64 // entries that could not be read
 	Unread       uint64 // flights that asked for the lease without reading first, in a row of misses
-	Misled       uint64 // those of them whose key was stored after all
+	Misled       uint64 // those of them that found the key stored
 
 	Errors ErrorStats
 
 	BudgetWaits   uint64      // fetches that waited for their budget
 	BudgetRefused uint64      // fetches that were not made, for want of a budget
-	Budget        BudgetState // what was last heard of it; it may be shared with other guards
+	Budget        BudgetState // its last known state; other guards may share it
 
 	NearLive      bool   // the near cache is in use: there is one, and this process hears of all invalidations
 	NearEntries   int    // in the near cache now, about
 	NearEvictions uint64 // by its bounds
 	NearBypasses  uint64 // lookups while invalidations might have been missed
 
-	// InFlight is what is under way now.
+	// InFlight lists the flights that are under way.
 	InFlight []Flight
 }
 
-// ErrorStats counts what callers were given besides values.
+// ErrorStats counts the errors of calls.
 type ErrorStats struct {
 	NotFound, Fetch, Remote, Panic, FetchTimeout, WaitTimeout uint64
 	Quarantined, Unavailable, Closed, Context, Other          uint64
 	Exhausted                                                 uint64
 }
 
-// A Flight is one pursuit of a key in this process.
+// A Flight is one key that this process fetches, refreshes or waits for.
 type Flight struct {
 	Key  string // empty if Policy.HideKeys
 	Role string // "fetching", "waiting" or "asking"; "refreshing" in the background
 	Age  time.Duration
 }
 
-// Stats returns a snapshot. It is cheap but for InFlight, which takes a lock for
-// as long as it takes to list the flights.
-func (g *Guard[V]) Stats() Stats {
-	e := g.engine
+// statsOf is a snapshot of an engine.
+func statsOf(e *engine) Stats {
 	c := &e.events.counters
 	s := Stats{
 		StoreHits: c.storeHits.Load(), Stale: c.stale.Load(), Fetched: c.fetched.Load(), Waited: c.waited.Load(),
@@ -105,7 +103,7 @@ type counters struct {
 	unread, misled                                                      atomic.Uint64
 }
 
-// event counts what is also told to an Observer.
+// event counts an event that an Observer receives.
 func (c *counters) event(kind cache.EventKind) {
 	switch kind {
 	case cache.FetchStarted:
@@ -135,7 +133,7 @@ func (c *counters) event(kind cache.EventKind) {
 	}
 }
 
-// served counts what one call ended with.
+// served counts the end of one call.
 func (c *counters) served(o *outcome, ended bool) {
 	switch {
 	case o.err != nil:
@@ -151,7 +149,7 @@ func (c *counters) served(o *outcome, ended bool) {
 	}
 }
 
-// failed counts an error a caller was given; ended says that its context is over.
+// failed counts an error of a call; ended: the context of its caller is over.
 func (c *counters) failed(o *outcome, ended bool) {
 	err := o.err
 	var remote *RemoteError
@@ -171,7 +169,7 @@ func (c *counters) failed(o *outcome, ended bool) {
 		counter = &c.errPanic
 	case errors.Is(err, ErrFetchTimeout):
 		counter = &c.errFetchTimeout
-	case !o.own: // what follows would be another guard's
+	case !o.own: // the errors below would be those of another guard
 	case errors.Is(err, ErrWaitTimeout):
 		counter = &c.errWaitTimeout
 	case errors.Is(err, ErrQuarantined):

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 

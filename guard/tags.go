@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -41,70 +40,36 @@ func distinct(tags []string) []string {
 	return out
 }
 
-// storeTags are tags as the store knows them.
-func (e *engine) storeTags(tags []string) []string {
+// A tagger knows which tags values carry, and how the store names them.
+type tagger struct {
+	prefix string                               // in the store, as of keys
+	own    []string                             // Policy.Tags
+	of     func(key string, value any) []string // TagsOf; nil: none
+}
+
+// stored are tags as the store knows them.
+func (t *tagger) stored(tags []string) []string {
 	out := distinct(tags)
-	for i, t := range out {
-		out[i] = e.storeKey(t)
+	for i, tag := range out {
+		out[i] = t.prefix + tag
 	}
 	return out
 }
 
-// lackedTag is the first of the tags that a stored entry does not carry.
-func (e *engine) lackedTag(entry *store.Entry, tags []string) (tag string, lacks bool) {
-	for _, t := range tags {
-		if !slices.Contains(entry.Tags, e.storeKey(t)) {
-			return t, true
+// ofValue are all tags of a value that is given some.
+func (t *tagger) ofValue(key string, value any, given ...string) []string {
+	if t.of == nil {
+		return given
+	}
+	return slices.Concat(given, t.of(key, value))
+}
+
+// lacks returns the first of the tags that a stored entry does not carry.
+func (t *tagger) lacks(entry *store.Entry, tags []string) (tag string, lacks bool) {
+	for _, tag := range tags {
+		if !slices.Contains(entry.Tags, t.prefix+tag) {
+			return tag, true
 		}
 	}
 	return "", false
 }
-
-// addedTag is a tag that a fetch has set and the stale value it was given does not
-// carry.
-func (e *engine) addedTag(f *fill) (tag string, added bool) {
-	if f.staleRead == nil {
-		return "", false
-	}
-	return e.lackedTag(&f.staleRead.reading.Entry, f.tags)
-}
-
-// tagsOfValue are the tags that the policy finds a value to have.
-func (e *engine) tagsOfValue(key string, value any) []string {
-	if e.tagsOf == nil {
-		return nil
-	}
-	return e.tagsOf(key, value)
-}
-
-// A stamping is a reading of the clock of tags, under way or done.
-type stamping struct {
-	done  chan struct{}
-	stamp store.Stamp
-	err   error
-}
-
-// mayCarryTags reports whether a fetched value of the flight may carry tags. One that
-// is sure not to needs no stamp.
-func (l *leader) mayCarryTags(f *flight) bool {
-	return len(l.e.policy.Tags) > 0 || l.e.tagsOf != nil || l.told || f.known.found() != nil && len(f.known.reading.Entry.Tags) > 0
-}
-
-// beginStamp reads the clock beside the first acquire. Later ones are of flights that
-// wait, most of which will never fetch.
-func (l *leader) beginStamp(fs []*flight) {
-	if l.stamping != nil || fs[0].heldMoment != 0 || !slices.ContainsFunc(fs, l.mayCarryTags) {
-		return
-	}
-	s := &stamping{done: make(chan struct{})}
-	l.stamping = s
-	ctx := l.ctx // which the leader may replace
-	l.e.flights.wg.Go(func() {
-		defer close(s.done)
-		s.stamp, s.err = l.e.store.Stamp(ctx)
-	})
-}
-
-// errNoStamp: what was fetched can't be stored with its tags, as nobody knows
-// what was deleted before it.
-var errNoStamp = errors.New("guard: the clock of tags could not be read before the fetch")

@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -24,8 +23,8 @@ type turn struct {
 	settled bool
 }
 
-// drop is called when no caller can use the turn's result any more. A fetch all of
-// whose turns are dropped is cancelled.
+// drop is called when no caller can use the turn's result any more. A fetch is cancelled
+// when all of its turns are dropped.
 func (t *turn) drop() {
 	if t.dropped.CompareAndSwap(false, true) && t.part.wanted.Add(-1) == 0 {
 		t.part.cancel(errNotWanted)
@@ -58,8 +57,8 @@ func (t *turn) giveBack(back []store.Return) []store.Return {
 	return append(back, store.Return{Lease: t.lease})
 }
 
-// An ending is how a turn ends: what becomes of its lease, and the outcome of its
-// flight if that is carried out. If it is not, only callers that joined before the
+// An ending is the end of a turn: the return of its lease, and the outcome of its flight if
+// that is carried out. If it is not, only callers that joined before the
 // fetch started get the outcome.
 type ending struct {
 	t      *turn
@@ -69,9 +68,9 @@ type ending struct {
 	tagged bool   // the value carries tags, stored or not
 }
 
-// settle gives the leases back and ends the flights.
-func (l *leader) settle(ends []ending) {
-	ctx := context.WithoutCancel(l.ctx)
+// settle gives the leases back and ends the flights. It does not heed the end of ctx.
+func (e *engine) settle(ctx context.Context, ends []ending) {
+	ctx = context.WithoutCancel(ctx)
 	back := make([]store.Return, 0, len(ends))
 	for i := range ends {
 		t := ends[i].t
@@ -82,7 +81,7 @@ func (l *leader) settle(ends []ending) {
 	}
 	var done []store.Returned
 	if len(back) > 0 {
-		done = l.e.store.Return(ctx, back)
+		done = e.store.Return(ctx, back)
 	}
 	var refused []store.Return
 	for i, d := range done {
@@ -92,7 +91,7 @@ func (l *leader) settle(ends []ending) {
 		}
 	}
 	if len(refused) > 0 {
-		l.e.store.Return(ctx, refused)
+		e.store.Return(ctx, refused)
 	}
 	for i := range ends {
 		if ends[i].t.lease != nil {
@@ -132,9 +131,9 @@ func (end *ending) returned(done store.Returned) {
 	}
 }
 
-// end decides how a turn ends after its fetch. The outcome's moment is now: the lease
+// ending decides how a turn ends after its fetch. The outcome's moment is now: the lease
 // is given back next.
-func (t *turn) end(r *fill) ending {
+func (t *turn) ending(r *fill) ending {
 	f, e := t.f, t.f.e
 	end := ending{t: t, start: t.start, tagged: len(r.tags) > 0}
 	switch {
@@ -159,7 +158,7 @@ func (t *turn) end(r *fill) ending {
 	case errors.Is(r.err, ErrNotFound) && e.policy.Negative != Off:
 		pause, _ := PauseOf(r.err)
 		d := min(max(e.policy.Negative, pause), store.MaxTTL)
-		entry := &store.Entry{Kind: store.Negative, TTL: d, FreshFor: d, Tags: e.storeTags(r.tags), Stamp: t.part.stamp}
+		entry := &store.Entry{Kind: store.Negative, TTL: d, FreshFor: d, Tags: e.tags.stored(r.tags), Stamp: t.part.stamp}
 		end.store(entry, r, &outcome{err: r.err})
 	case r.err != nil:
 		end.fail(r.err)
@@ -227,19 +226,7 @@ func (end *ending) renew(r *fill) {
 	end.store(entry, r, o)
 }
 
-// nothingToRenew is the error of a fetch that answered ErrNotModified, which is why, and
-// was given no stale value.
-func (f *flight) nothingToRenew(why error) error {
-	if r := f.known.found(); r != nil {
-		if tag, lacks := f.e.lackedTag(&r.Entry, f.e.policy.Tags); lacks {
-			return fmt.Errorf("guard: the stored value of %s lacks the tag %q of Policy.Tags, and so the fetch was given no stale value: return the value: %w",
-				f.e.events.quote(f.key), tag, why)
-		}
-	}
-	return fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", why)
-}
-
-// fail is the end of a turn whose fetch failed. The key is paused if the fetch asked
+// fail is the end of a turn after a failed fetch. The key is paused if the fetch asked
 // for that, or if callers have an entry to live on: a stale one, or one that was to be
 // refreshed early.
 func (end *ending) fail(cause error) {
@@ -281,6 +268,6 @@ func (t *turn) entryOf(r *fill) *store.Entry {
 	}
 	r.entry.FreshFor, r.entry.TTL = lifetime(r, p)
 	r.entry.Flags |= r.staleUse.flags()
-	r.entry.Tags, r.entry.Stamp = f.e.storeTags(r.tags), t.part.stamp
+	r.entry.Tags, r.entry.Stamp = f.e.tags.stored(r.tags), t.part.stamp
 	return r.entry
 }

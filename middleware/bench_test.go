@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/middleware"
 )
 

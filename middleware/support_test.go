@@ -29,7 +29,7 @@ const hangs = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		goleak.IgnoreTopFunction("github.com/stampedeguard/stampede/internal/redistest.init.func1.1"))
+		goleak.IgnoreTopFunction("github.com/stampedeguard/stampede/internal/harness/redistest.init.func1.1"))
 }
 
 // A site is a server with the middleware in front of a handler.

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // A Process is a child. One goroutine gives it orders.
@@ -65,7 +65,7 @@ func (p *Process) read(stdout io.Reader) {
 		}
 		select {
 		case p.fetches <- e.At:
-		default: // nobody looks, and there are more than anybody wants to see
+		default: // no reader, and more than any reader needs
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/stampedeguard/stampede/bench/fleet"
 	"github.com/stampedeguard/stampede/bench/peer"
 	"github.com/stampedeguard/stampede/bench/report"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // patience is the deadline of each call during an outage.

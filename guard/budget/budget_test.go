@@ -17,7 +17,7 @@ import (
 
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // inBubble runs a test on the embedded server in fake time, with n budgets that
@@ -248,20 +248,20 @@ func TestCostIsSettled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b.Remaining() != 50 || b.Spent() != 50 {
-			t.Errorf("%d remain and %d are spent", b.Remaining(), b.Spent())
+		if b.Known().Remaining != 50 || b.Known().Spent != 50 {
+			t.Errorf("%d remain and %d are spent", b.Known().Remaining, b.Known().Spent)
 		}
 		e.Settle(20)
 		e.Settle(90) // settled already
-		if b.Remaining() != 80 || b.Spent() != 20 {
-			t.Errorf("after the refund %d remain and %d are spent", b.Remaining(), b.Spent())
+		if b.Known().Remaining != 80 || b.Known().Spent != 20 {
+			t.Errorf("after the refund %d remain and %d are spent", b.Known().Remaining, b.Known().Spent)
 		}
 		if e, err = b.Spend(context.Background(), guard.Spending{Cost: 50}); err != nil {
 			t.Fatal(err)
 		}
 		e.Settle(180)
-		if b.Remaining() != 0 || b.Spent() != 200 {
-			t.Errorf("with a debt %d remain and %d are spent", b.Remaining(), b.Spent())
+		if b.Known().Remaining != 0 || b.Known().Spent != 200 {
+			t.Errorf("with a debt %d remain and %d are spent", b.Known().Remaining, b.Known().Spent)
 		}
 		// 200 were spent of 100: 1 unit is there when 101 have leaked; others are kept back 20.
 		_, err = b.Spend(context.Background(), guard.Spending{Cost: 1, Priority: guard.Critical})
@@ -277,7 +277,7 @@ func TestCostIsSettled(t *testing.T) {
 			}
 			e.Settle(hostile)
 		}
-		if got := b.Spent(); got != 200+math.MaxInt32 {
+		if got := b.Known().Spent; got != 200+math.MaxInt32 {
 			t.Errorf("%d are spent", got)
 		}
 	})
@@ -337,11 +337,11 @@ func TestPauseStopsTheFleet(t *testing.T) {
 				if spend(b, guard.Critical) {
 					t.Error("a call was granted in a pause")
 				}
-				if got := b.Paused(); got != 3*time.Second {
+				if got := b.Known().Paused; got != 3*time.Second {
 					t.Errorf("paused for %v", got)
 				}
-				if b.Remaining() != 0 {
-					t.Errorf("%d remain in a pause", b.Remaining())
+				if b.Known().Remaining != 0 {
+					t.Errorf("%d remain in a pause", b.Known().Remaining)
 				}
 				_, err := b.Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: 5 * time.Second})
 				if d := time.Since(start); err != nil || d < 3*time.Second || d > 3100*time.Millisecond {
@@ -448,7 +448,7 @@ func TestWhatIsSpentWhileADebtIsToldIsToldToo(t *testing.T) {
 func TestNoPauseIsLongerThanAllowed(t *testing.T) {
 	inBubble(t, 1, perSecond(10, 1), budget.Options{MaxPause: time.Minute}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		_ = all[0].Pause(context.Background(), math.MaxInt64)
-		if got := all[0].Paused(); got != time.Minute {
+		if got := all[0].Known().Paused; got != time.Minute {
 			t.Errorf("paused for %v", got)
 		}
 		_ = all[0].Pause(context.Background(), math.MinInt64)
@@ -473,14 +473,14 @@ func TestUpstreamsWordIsHeeded(t *testing.T) {
 			return n
 		}
 		heed(budget.Advice{Remaining: 7, Reset: 10 * time.Second})
-		if got := all[0].Remaining(); got != 7 {
+		if got := all[0].Known().Remaining; got != 7 {
 			t.Errorf("%d remain, want 7", got)
 		}
 		heed(budget.Advice{Remaining: 9, Reset: 10 * time.Second}) // an answer out of order
 		if n := count(); n != 7 {
 			t.Errorf("%d were granted, want 7", n)
 		}
-		if d := all[1].Paused(); d != 10*time.Second {
+		if d := all[1].Known().Paused; d != 10*time.Second {
 			t.Errorf("paused for %v", d)
 		}
 		time.Sleep(10 * time.Second)
@@ -526,7 +526,7 @@ func TestUpstreamsWordIsHeededWhileRedisIsAway(t *testing.T) {
 		}
 		heed(budget.Advice{Remaining: 3, Reset: 20 * time.Second})
 		time.Sleep(time.Second)
-		if got := b.Remaining(); got != 3 {
+		if got := b.Known().Remaining; got != 3 {
 			t.Errorf("%d remain, want 3", got)
 		}
 		heed(budget.Advice{Remaining: 9, Reset: 19 * time.Second}) // an answer out of order
@@ -549,7 +549,7 @@ func TestUpstreamsWordIsHeededWhileRedisIsAway(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		heed(budget.Advice{Remaining: 5}) // a bucket that leaks
-		if got := b.Remaining(); got != 5 {
+		if got := b.Known().Remaining; got != 5 {
 			t.Errorf("%d remain, want 5", got)
 		}
 	})

@@ -11,13 +11,13 @@ import (
 
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 func TestMain(m *testing.M) {
 	childMain()
 	redis.SetLogger(quiet{})
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/stampedeguard/stampede/internal/redistest.init.func1.1"))
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/stampedeguard/stampede/internal/harness/redistest.init.func1.1"))
 }
 
 // quiet keeps the client's own log out of the tests, which cut its connections.

@@ -14,7 +14,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 func TestCheckIsOneRoundTrip(t *testing.T) {
@@ -141,7 +141,7 @@ func TestShareWhileRedisIsAway(t *testing.T) {
 			t.Fatalf("%+v, %v", st, err)
 		}
 	}
-	before := all[0].Spent()
+	before := all[0].Known().Spent
 	proxy.Cut()
 	for _, b := range all {
 		_ = spend(b, guard.Normal)
@@ -240,7 +240,7 @@ func TestPauseLearntWhileRedisIsAwayIsToldLater(t *testing.T) {
 	if err := proxy.Restore(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the pause to be told", func() bool { return !spend(b, guard.Critical) && b.Paused() > 30*time.Second })
+	waitFor(t, "the pause to be told", func() bool { return !spend(b, guard.Critical) && b.Known().Paused > 30*time.Second })
 }
 
 func TestProcessThatNeverReachedRedisAssumesOthers(t *testing.T) {

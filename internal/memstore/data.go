@@ -16,8 +16,7 @@ type data struct {
 	// held while anything is waited for.
 	mu    sync.Mutex
 	keys  map[string]*key
-	alive map[store.Process]struct{}
-	feeds store.Feeds // has a lock of its own
+	alive map[store.Process]*Store
 	tags  tags
 	began time.Time // the clock of entries starts here
 
@@ -41,16 +40,18 @@ const entryAllowance = 256
 
 func newData(opts Options) (*data, error) {
 	d := &data{
-		keys: map[string]*key{}, alive: map[store.Process]struct{}{}, maxBytes: opts.MaxBytes, tags: newTags(), began: time.Now(),
+		keys: map[string]*key{}, alive: map[store.Process]*Store{}, maxBytes: opts.MaxBytes, tags: newTags(), began: time.Now(),
 	}
-	d.feeds.Up(0)
 	var err error
 	d.lru, err = simplelru.NewLRU(opts.MaxEntries, d.evicted)
 	return d, err
 }
 
-// instant is the time of the clock of entries.
-func (d *data) instant() store.Instant { return store.Instant(1 + time.Since(d.began).Microseconds()) }
+// instant is the time of the clock of entries. It starts at the wall clock's time and
+// never goes back.
+func (d *data) instant() store.Instant {
+	return store.Instant(d.began.UnixMicro() + time.Since(d.began).Microseconds())
+}
 
 // find returns the key without what has expired, or nil if nothing is left.
 func (d *data) find(name string, now time.Time) *key {

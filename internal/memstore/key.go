@@ -122,7 +122,7 @@ func (k *key) endPause() { k.pause, k.pauseEnds = nil, time.Time{} }
 
 // answer is the answer to a request that can't be granted; without a verdict it can. It
 // follows acquire.lua step by step. An entry is for the caller to read.
-func (k *key) answer(r *store.Request, alive map[store.Process]struct{}, now time.Time) store.Answer {
+func (k *key) answer(r *store.Request, alive map[store.Process]*Store, now time.Time) store.Answer {
 	if k.entry != nil && string(k.entry[:min(len(k.entry), store.TokenSize)]) != r.Seen {
 		return store.Answer{Verdict: store.HasEntry}
 	}
@@ -146,7 +146,7 @@ func (k *key) answer(r *store.Request, alive map[store.Process]struct{}, now tim
 }
 
 // deaths counts processes, not tokens: one death can leave two tokens.
-func (k *key) deaths(alive map[store.Process]struct{}) int {
+func (k *key) deaths(alive map[store.Process]*Store) int {
 	dead := map[store.Process]struct{}{}
 	for t := range k.tries {
 		if _, ok := alive[t.Process()]; !ok {

@@ -77,7 +77,7 @@ func (m *Store) grantLocked(k *key, r *store.Request, now time.Time) *store.Leas
 	return l
 }
 
-// Return implements [store.Store]. A release is carried out even if ctx has ended.
+// Return implements [store.Store].
 func (m *Store) Return(ctx context.Context, returns []store.Return) []store.Returned {
 	all := make([]store.Returned, len(returns))
 	for i := range returns {
@@ -92,17 +92,10 @@ func (m *Store) giveBack(ctx context.Context, r *store.Return) (bool, error) {
 	d, l := m.data, r.Lease
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if m.closed {
-		return false, store.ErrClosed
-	}
 	now := time.Now()
-	if r.Releases() {
+	if err := m.readyLocked(ctx); err != nil || r.Releases() {
 		m.giveUp(l.Key, l.Token, now)
-		return true, nil
-	}
-	if err := ctx.Err(); err != nil {
-		m.giveUp(l.Key, l.Token, now)
-		return false, context.Cause(ctx)
+		return err == nil, err
 	}
 	k := d.make(l.Key, now)
 	defer d.tidy(k)

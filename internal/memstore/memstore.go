@@ -32,7 +32,8 @@ type Store struct {
 	closed  bool
 	leases  map[store.Token]*lease  // granted and not returned, the lost ones too
 	watches map[*store.Watch]string // the key of each
-	feeds   []*store.Feed
+
+	feeds store.Feeds // has a lock of its own
 }
 
 var _ store.Store = (*Store)(nil)
@@ -57,7 +58,8 @@ func (d *data) open() *Store {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.alive[m.minter.Process()] = struct{}{}
+	d.alive[m.minter.Process()] = m
+	m.feeds.Up(0)
 	return m
 }
 
@@ -84,27 +86,21 @@ func (m *Store) leaveLocked() {
 	for w := range m.watches {
 		m.unwatchLocked(w)
 	}
-	for _, f := range m.feeds {
-		f.Close()
-	}
-	m.feeds = nil
+	m.feeds.Down()
 }
 
 // readyLocked reports why a call can't be carried out, if so.
 func (m *Store) readyLocked(ctx context.Context) error {
-	switch {
-	case m.closed:
+	if m.closed {
 		return store.ErrClosed
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
 	}
-	return nil
+	return store.Ended(ctx)
 }
 
 // Read implements [store.Store].
-func (m *Store) Read(ctx context.Context, key string, to store.Reader) {
+func (m *Store) Read(_ context.Context, key string, to store.Reader) {
 	to.Sending()
-	to.Answered(m.read(context.WithoutCancel(ctx), key))
+	to.Answered(m.read(context.Background(), key))
 }
 
 // ReadMany implements [store.Store].
@@ -189,7 +185,7 @@ func (m *Store) change(ctx context.Context, c *store.Change) error {
 		k.publish(store.Message{Signal: store.Released, Token: m.minter.Token()})
 		return nil
 	}
-	d.feeds.Forget(store.Invalidation{Key: c.Key})
+	d.invalidate(store.Invalidation{Key: c.Key})
 	return nil
 }
 
@@ -246,15 +242,15 @@ func (m *Store) unwatchLocked(w *store.Watch) {
 	m.data.tidy(k)
 }
 
-// Follow implements [store.Store]. The feed is live until the store is closed.
+// Follow implements [store.Store]. The feed is up until the store is closed.
 func (m *Store) Follow(forget func(store.Invalidation)) *store.Feed {
-	m.data.mu.Lock()
-	defer m.data.mu.Unlock()
-	f, _ := m.data.feeds.Open(forget)
-	if m.closed {
-		f.Close()
-		return f
-	}
-	m.feeds = append(m.feeds, f)
+	f, _ := m.feeds.Open(forget)
 	return f
+}
+
+// invalidate tells the feeds of all processes.
+func (d *data) invalidate(what store.Invalidation) {
+	for _, m := range d.alive {
+		m.feeds.Forget(what)
+	}
 }

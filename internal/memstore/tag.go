@@ -161,7 +161,7 @@ func (m *Store) ChangeTags(ctx context.Context, what store.TagChange, names []st
 		t.now.N = max(t.now.N, *mark)
 		t.changed[store.BucketOf(name)] = t.now.N
 		r.keep(now.Add(store.TagWindow))
-		d.feeds.Forget(store.Invalidation{Tag: name})
+		d.invalidate(store.Invalidation{Tag: name})
 	}
 	return nil
 }

@@ -19,10 +19,9 @@ type alarm struct {
 	unhook func() bool // from the store's end
 	done   chan struct{}
 
-	mu       sync.Mutex // guards memory only
-	b        *batch     // nil between two batches
-	values   context.Context
-	after    int32 // the breaker's, see breaker.sent
+	mu       sync.Mutex      // guards memory only
+	b        *batch          // nil between two batches
+	values   context.Context // of the first request's caller
 	end      time.Time
 	timeout  time.Duration
 	extended bool
@@ -34,11 +33,11 @@ func newAlarm(q *queue) *alarm {
 }
 
 // set starts the alarm for a batch.
-func (a *alarm) set(b *batch, values context.Context, after int32) {
+func (a *alarm) set(b *batch) {
 	s := a.q.n.s
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.b, a.values, a.after, a.extended = b, values, after, false
+	a.b, a.values, a.extended = b, b.rs[0].values, false
 	a.timeout = s.timeout(b.weight)
 	a.end = time.Now().Add(a.timeout)
 	if a.timer != nil {
@@ -92,10 +91,10 @@ func (a *alarm) goOff(why error) {
 		a.why = why
 		close(a.done)
 	}
-	b, after := a.b, a.after
+	b := a.b
 	a.mu.Unlock()
 	if b != nil {
-		a.q.giveUp(b, after, why)
+		a.q.giveUp(b, why)
 	}
 }
 
@@ -119,7 +118,7 @@ func (a *alarm) Err() error {
 	return context.DeadlineExceeded
 }
 
-// Value implements [context.Context]. The values are those of the first request's caller.
+// Value implements [context.Context].
 func (a *alarm) Value(key any) any {
 	a.mu.Lock()
 	values := a.values

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -76,16 +75,4 @@ var (
 	errBreakerOpen = fmt.Errorf("%w: the breaker is open, as calls before this one got no answer", store.ErrUnavailable)
 	errTimeout     = fmt.Errorf("%w: no answer, or no connection, in time (Options.RedisTimeout)", store.ErrUnavailable)
 	errEndedBefore = errors.New("cache: nothing was sent") // wrapped around the cause of a context's end
-	errNilContext  = errors.New("cache: nil context (use context.Background())")
 )
-
-// ended is the error of a context that is over, or missing; nil otherwise.
-func ended(ctx context.Context) error {
-	switch {
-	case ctx == nil:
-		return errNilContext
-	case ctx.Err() == nil:
-		return nil
-	}
-	return context.Cause(ctx)
-}

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -9,61 +8,71 @@ import (
 )
 
 // A clock follows the clock of one node, by which entries are dated. Reads ask the node
-// for its TIME at most once in clockEvery; in between this process's monotonic clock goes
-// on from there. The time it tells is never too early, and too late by the round trip of
-// the last TIME at the most, so that no entry looks younger than it is.
+// for its TIME about once in clockEvery. In between this process's own clocks go on from
+// there. The clock is never slow, and fast by the round trip of the last TIME at the most,
+// so that no entry looks younger than it is.
+//
+// Two cases are beyond it. A failover may lead to a server whose clock is behind: its
+// entries look younger by that, and expire later by that, as expiries go by the same
+// clock. And a virtual machine that was halted may not know for clockEvery.
 type clock struct{ last atomic.Pointer[clockReading] }
 
 type clockReading struct {
-	at     store.Instant
-	sent   time.Time // before TIME was sent
-	lasted time.Duration
+	at   store.Instant
+	sent time.Time // before TIME was sent
+	wall time.Time // the same, without the monotonic reading
+	next time.Time // when TIME is due again
 }
 
 const (
 	clockEvery = time.Second
-	// clockSlip is by how much the wall clock may part from the monotonic one before the
-	// reading is not believed any more: a suspended machine stops the latter, and not Redis.
+	// clockSlip is by how much the wall clock may part from the monotonic one before a
+	// reading is not used any more. The monotonic clock stops while the machine is
+	// suspended, and the wall clock may be set.
 	clockSlip = 100 * time.Millisecond
 )
 
-// due reports whether the next read should ask for the TIME.
+// elapsed is the time since the reading by the clock that says more. slipped reports
+// whether the two clocks differ much.
+func (r *clockReading) elapsed(now time.Time) (d time.Duration, slipped bool) {
+	monotonic, wall := now.Sub(r.sent), now.Round(0).Sub(r.wall)
+	return max(monotonic, wall, 0), (wall - monotonic).Abs() > clockSlip
+}
+
+// due reports whether the caller is to ask for the TIME.
 func (c *clock) due(now time.Time) bool {
 	r := c.last.Load()
 	if r == nil {
+		return true // nothing can be dated without it
+	}
+	if _, slipped := r.elapsed(now); slipped {
 		return true
 	}
-	passed := now.Sub(r.sent)
-	slip := now.Round(0).Sub(r.sent.Round(0)) - passed
-	return passed > clockEvery || slip.Abs() > clockSlip
+	if now.Before(r.next) {
+		return false
+	}
+	asked := *r
+	asked.next = now.Add(clockEvery)
+	return c.last.CompareAndSwap(r, &asked)
 }
 
-// now is the node's time at the given moment of this process.
+// now is the node's time at the given moment of this process, or zero if it is not known.
 func (c *clock) now(moment time.Time) store.Instant {
 	r := c.last.Load()
 	if r == nil {
-		return 0 // nothing was read yet: every read asks first
+		return 0
 	}
-	return r.at + store.Instant(max(0, moment.Sub(r.sent)).Microseconds())
+	elapsed, _ := r.elapsed(moment)
+	return r.at + store.Instant(elapsed.Microseconds())
 }
 
-// set takes in a TIME that was sent at one moment and answered at another. Of two
-// readings the one with the shorter round trip counts, for a while.
-func (c *clock) set(at store.Instant, sent, answered time.Time) {
-	r := &clockReading{at: at, sent: sent, lasted: answered.Sub(sent)}
-	last := c.last.Load()
-	if last != nil && r.lasted > 2*last.lasted+time.Millisecond && !c.due(answered) {
-		return
+// set takes in a TIME that was sent at the given moment. A later one counts.
+func (c *clock) set(at store.Instant, sent time.Time) {
+	r := &clockReading{at: at, sent: sent, wall: sent.Round(0), next: sent.Add(clockEvery)}
+	for {
+		last := c.last.Load()
+		if last != nil && sent.Before(last.sent) || c.last.CompareAndSwap(last, r) {
+			return
+		}
 	}
-	c.last.CompareAndSwap(last, r)
-}
-
-// parseTime reads the reply to TIME: seconds and microseconds.
-func parseTime(seconds, micros string) (store.Instant, error) {
-	s, err := strconv.ParseUint(seconds, 10, 32)
-	if err != nil {
-		return 0, err
-	}
-	us, err := strconv.ParseUint(micros, 10, 32)
-	return store.Instant(s*1e6 + us), err
 }

@@ -251,7 +251,7 @@ func (s *Store) awaitSubscription(ctx context.Context, key string, asked, deadli
 	}
 	// The subscription may be confirmed and still not be seen: no busy loop.
 	if sleep(ctx, unsubscribedWait) != nil {
-		return ended(ctx)
+		return store.Ended(ctx)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,22 +14,24 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// reads are names to be read on one node: entries, and records of tags. When their request
-// is answered they hold what was found.
+// reads are names to be read on one node: entries, and records of tags.
 type reads struct {
 	entries []string
 	records []string
-	readers []store.Reader // told when the command is sent
+	reader  store.Reader // told when the command is sent; nil: none
 
-	values []value // by place in entries
-	found  []found // by place in records
-	asOf   time.Time
+	// Once the request is answered: the batch that it went in, and where its names begin
+	// there.
+	batch         *readBatch
+	entry, record int
 }
 
-// A value is the bytes under a name; none are an empty string.
-type value struct {
-	bytes string
-	err   error // the client's
+// A readBatch is the commands of a batch of reads.
+type readBatch struct {
+	gets    []getCmd
+	mgets   []*redis.StringSliceCmd // in place of gets
+	records []*redis.SliceCmd
+	now     store.Instant // the node's time, after the answer
 }
 
 const (
@@ -42,135 +45,157 @@ const (
 )
 
 func newReadQueue(n *node) *queue {
-	return &queue{
-		n: n, send: n.sendReads, side: 4, few: 8, full: 6, weight: fullNames, bytes: fullReadBytes,
-		wake: make(chan struct{}, maxParked),
-	}
+	return newQueue(n, batchLimits{weight: fullNames, bytes: fullReadBytes, full: 6, side: 4, few: 8}, n.sendReads)
 }
 
-// sendReads reads the names of all requests: in one pipeline, with the node's TIME at its
-// end where that is due.
+// sendReads reads the names of all requests.
 func (n *node) sendReads(ctx context.Context, pipe redis.Pipeliner, rs []*request) error {
-	all := reads{}
 	for _, r := range rs {
-		all.entries = append(all.entries, r.reads.entries...)
-		all.records = append(all.records, r.reads.records...)
-		for _, to := range r.reads.readers {
-			to.Sending()
+		if r.reads.reader != nil {
+			r.reads.reader.Sending()
 		}
 	}
-	if err := n.read(ctx, pipe, &all); err != nil {
+	b, err := n.read(ctx, pipe, rs)
+	if err != nil {
 		return classify("read", err)
 	}
-	n.noteSizes(all.values)
+	n.noteSizes(b)
+	entry, record := 0, 0
 	for _, r := range rs {
-		i, j := len(r.reads.entries), len(r.reads.records)
-		r.reads.values, all.values = all.values[:i:i], all.values[i:]
-		r.reads.found, all.found = all.found[:j:j], all.found[j:]
-		r.reads.asOf = all.asOf
+		r.reads.batch, r.reads.entry, r.reads.record = b, entry, record
+		entry, record = entry+len(r.reads.entries), record+len(r.reads.records)
 	}
 	return nil
 }
 
-// read carries the commands out.
-func (n *node) read(ctx context.Context, pipe redis.Pipeliner, q *reads) error {
-	together := n.single && !n.s.noMGET.Load()
-	gets, mgets := q.commands(ctx, pipe, together)
+// read sends one pipeline: the entries, then the node's TIME where that is due, then the
+// records, which are so never older than the entries that they judge.
+func (n *node) read(ctx context.Context, pipe redis.Pipeliner, rs []*request) (*readBatch, error) {
+	entries, records := 0, 0
+	for _, r := range rs {
+		entries, records = entries+len(r.reads.entries), records+len(r.reads.records)
+	}
+	b := &readBatch{}
+	together := n.single && entries > 1 && !n.s.noMGET.Load()
+	if together {
+		b.addMGETs(ctx, pipe, rs, entries)
+	} else {
+		b.addGETs(ctx, pipe, rs, entries)
+	}
 	var now *redis.TimeCmd
 	sent := time.Now()
 	if n.clock.due(sent) {
 		now = redis.NewTimeCmd(ctx, "time")
 		_ = pipe.Process(ctx, now)
 	}
-	records := q.recordCommands(ctx, pipe)
+	if records > 0 {
+		b.addRecords(ctx, pipe, rs, records)
+	}
 	_, err := pipe.Exec(ctx)
-	q.asOf = time.Now()
-	if now != nil {
-		if now.Err() == nil {
-			n.clock.set(store.Instant(now.Val().UnixMicro()), sent, q.asOf)
-		} else if err == nil || n.clock.now(q.asOf) == 0 {
-			return now.Err() // nothing can be dated without it
-		}
+	answered := time.Now()
+	if now != nil && now.Err() == nil && !now.Val().IsZero() {
+		n.clock.set(store.Instant(now.Val().UnixMicro()), sent)
 	}
-	if err != nil && !answers(gets, mgets, records) {
-		return err
+	if err != nil && !b.isAnswered() {
+		return nil, err
 	}
-	if together && slices.ContainsFunc(mgets, func(c *redis.StringSliceCmd) bool {
-		return errors.Is(n.classify("read", c.Err()), store.ErrRefused)
-	}) {
+	if b.now = n.clock.now(answered); b.now == 0 {
+		return nil, cmp.Or(now.Err(), err, errNoTime)
+	}
+	if together && slices.ContainsFunc(b.mgets, func(c *redis.StringSliceCmd) bool { return isRefusal(c.Err()) }) {
 		n.s.noMGET.Store(true)
-		return n.read(ctx, pipe, q)
+		return n.read(ctx, pipe, rs)
 	}
-	q.values = make([]value, len(q.entries))
-	for i := range q.values {
-		q.values[i] = valueAt(i, gets, mgets)
-	}
-	q.found = foundRecords(n, records)
-	return nil
+	return b, nil
 }
 
-// commands adds those that read the entries: several by MGET where they may go together,
-// otherwise each by a GET.
-func (q *reads) commands(ctx context.Context, pipe redis.Pipeliner, together bool) (gets []*getCmd, mgets []*redis.StringSliceCmd) {
-	n := len(q.entries)
-	if together && n > 1 {
-		args := make([]any, 0, n+n/mgetNames+1)
-		for names := range slices.Chunk(q.entries, mgetNames) {
-			from := len(args)
-			args = append(args, "mget")
-			for i := range names {
-				args = append(args, (*keyArg)(&names[i]))
-			}
-			c := redis.NewStringSliceCmd(ctx, args[from:len(args):len(args)]...)
+var errNoTime = errors.New("cache: TIME was not answered")
+
+func (b *readBatch) addGETs(ctx context.Context, pipe redis.Pipeliner, rs []*request, n int) {
+	b.gets = make([]getCmd, 0, n)
+	args := make([]any, 0, 2*n)
+	for _, r := range rs {
+		for i := range r.reads.entries {
+			args = append(args, "get", (*keyArg)(&r.reads.entries[i]))
+			b.gets = append(b.gets, getCmd{StringCmd: redis.NewStringCmd(ctx, args[len(args)-2:len(args):len(args)]...)})
+			c := &b.gets[len(b.gets)-1]
 			c.SetFirstKeyPos(1)
-			mgets = append(mgets, c)
 			_ = pipe.Process(ctx, c)
 		}
-		return nil, mgets
 	}
-	gets = make([]*getCmd, n)
-	for i := range q.entries {
-		gets[i] = newGet(ctx, &q.entries[i])
-		_ = pipe.Process(ctx, gets[i])
-	}
-	return gets, nil
 }
 
-func valueAt(i int, gets []*getCmd, mgets []*redis.StringSliceCmd) value {
-	if gets != nil {
-		bytes, err := gets[i].Result()
-		return value{bytes, err}
+func (b *readBatch) addMGETs(ctx context.Context, pipe redis.Pipeliner, rs []*request, n int) {
+	args := make([]any, 0, n+1+n/mgetNames)
+	from := 0
+	flush := func() {
+		c := redis.NewStringSliceCmd(ctx, args[from:len(args):len(args)]...)
+		c.SetFirstKeyPos(1)
+		b.mgets = append(b.mgets, c)
+		_ = pipe.Process(ctx, c)
+		from = len(args)
 	}
-	values, err := mgets[i/mgetNames].Result()
+	for _, r := range rs {
+		for i := range r.reads.entries {
+			switch len(args) - from {
+			case 0:
+				args = append(args, "mget")
+			case 1 + mgetNames:
+				flush()
+				args = append(args, "mget")
+			}
+			args = append(args, (*keyArg)(&r.reads.entries[i]))
+		}
+	}
+	flush()
+}
+
+// value is the bytes under a name; none are an empty string. The error is the client's.
+func (b *readBatch) value(i int) (string, error) {
+	if b.mgets == nil {
+		return b.gets[i].Result()
+	}
+	values, err := b.mgets[i/mgetNames].Result()
 	i %= mgetNames
 	if err == nil && i >= len(values) {
 		err = fmt.Errorf("%w: MGET answered %d values", store.ErrDamaged, len(values))
 	}
 	if err != nil {
-		return value{err: err}
+		return "", err
 	}
-	return value{bytes: values[i]}
+	return values[i], nil
 }
 
-// answers reports whether the server answered, be it with errors for some names only: a
+// isAnswered reports whether the server answered, be it with errors for some names only: a
 // key of a foreign type, or a refused MGET. A command without an error may be one that a
 // client's hook has kept back.
-func answers(gets []*getCmd, mgets []*redis.StringSliceCmd, records []*redis.SliceCmd) bool {
-	return slices.ContainsFunc(gets, func(c *getCmd) bool {
-		return c.replied || redis.HasErrorPrefix(c.Err(), "WRONGTYPE")
-	}) || slices.ContainsFunc(mgets, func(c *redis.StringSliceCmd) bool {
+func (b *readBatch) isAnswered() bool {
+	for i := range b.gets {
+		if c := &b.gets[i]; c.replied || redis.HasErrorPrefix(c.Err(), "WRONGTYPE") {
+			return true
+		}
+	}
+	return slices.ContainsFunc(b.mgets, func(c *redis.StringSliceCmd) bool {
 		return len(c.Val()) > 0 || isRefusal(c.Err())
-	}) || slices.ContainsFunc(records, func(c *redis.SliceCmd) bool {
+	}) || slices.ContainsFunc(b.records, func(c *redis.SliceCmd) bool {
 		return len(c.Val()) > 0 || redis.HasErrorPrefix(c.Err(), "WRONGTYPE")
 	})
 }
 
 // noteSizes keeps the mean size of values, by which a batch of reads is full.
-func (n *node) noteSizes(values []value) {
+func (n *node) noteSizes(b *readBatch) {
 	bytes, count := 0, 0
-	for _, v := range values {
-		if len(v.bytes) > 0 {
-			bytes, count = bytes+min(len(v.bytes), fullReadBytes), count+1
+	note := func(v string) {
+		if len(v) > 0 {
+			bytes, count = bytes+min(len(v), fullReadBytes), count+1
+		}
+	}
+	for i := range b.gets {
+		note(b.gets[i].Val())
+	}
+	for _, c := range b.mgets {
+		for _, v := range c.Val() {
+			note(v)
 		}
 	}
 	if count > 0 {
@@ -184,12 +209,6 @@ func (n *node) noteSizes(values []value) {
 type getCmd struct {
 	*redis.StringCmd
 	replied bool
-}
-
-func newGet(ctx context.Context, name *string) *getCmd {
-	c := &getCmd{StringCmd: redis.NewStringCmd(ctx, "get", (*keyArg)(name))}
-	c.SetFirstKeyPos(1)
-	return c
 }
 
 // SetErr implements [redis.Cmder].
@@ -218,16 +237,30 @@ var errWrongType = fmt.Errorf("%w: the key holds a Redis value of another type",
 
 // reading makes r, which is zero, the reading of the i-th entry. Its error is classified.
 func (q *reads) reading(n *node, i int, r *store.Reading) error {
-	v := q.values[i]
+	value, err := q.batch.value(q.entry + i)
 	switch {
-	case v.err == nil:
-		r.Parse(bytesOf(v.bytes), n.clock.now(q.asOf))
+	case err == nil:
+		r.Parse(bytesOf(value), q.batch.now)
 		return nil
-	case redis.HasErrorPrefix(v.err, "WRONGTYPE"):
+	case redis.HasErrorPrefix(err, "WRONGTYPE"):
 		r.Damage = errWrongType
 		return nil
 	}
-	return n.classify("read", v.err)
+	return n.classify("read", err)
+}
+
+// An entryRead is the read of one entry and, if the entry carries tags, of their records:
+// together, if the entry carried the same tags when it was last read, or else one after the
+// other.
+type entryRead struct {
+	s       *Store
+	n       *node
+	to      store.Reader
+	request request
+	reads   reads
+	name    [1]string
+	known   *carried // the tags that the entry is expected to carry; nil: none
+	others  *lookUp  // of their records on other nodes; nil: there are none
 }
 
 // Read implements [store.Store].
@@ -244,8 +277,61 @@ func (s *Store) Read(ctx context.Context, key string, to store.Reader) {
 		to.Answered(nil, err)
 		return
 	}
-	t := &taggedRead{s: s, n: n, to: to, name: name, known: s.carried.of(name)}
-	t.send(ctx)
+	t := &entryRead{s: s, n: n, to: to, name: [1]string{name}, known: s.carried.of(name)}
+	t.reads.entries, t.reads.reader = t.name[:], to
+	if t.known != nil {
+		t.reads.records, t.others = s.splitLookUp(ctx, n, t.known.records)
+	}
+	t.request.reads, t.request.values, t.request.then = &t.reads, ctx, t
+	t.request.weight, t.request.bytes = 1, int(n.valueSize.Load())
+	n.reads.submit(&t.request)
+}
+
+// ended takes in the entry.
+func (t *entryRead) ended(r *request) {
+	if r.err != nil {
+		t.to.Answered(nil, r.err)
+		return
+	}
+	reading := &store.Reading{}
+	if err := t.reads.reading(t.n, 0, reading); err != nil {
+		t.to.Answered(nil, err)
+		return
+	}
+	if !reading.Tagged() {
+		if t.known != nil && reading.Found {
+			t.s.carried.forget(t.known)
+		}
+		t.to.Answered(reading, nil)
+		return
+	}
+	tags := reading.Entry.Tags
+	if t.known == nil || !slices.Equal(t.known.tags, tags) {
+		t.known = &carried{t.name[0], tags, t.s.recordsOf(tags)}
+		t.s.carried.remember(t.known)
+		t.reads.records, t.others = nil, t.s.startLookUp(context.WithoutCancel(r.values), t.known.records)
+	}
+	if t.others == nil || t.others.hasEnded() {
+		t.judge(reading)
+	} else if !t.s.spawnCall(func() { t.judge(reading) }) {
+		t.to.Answered(nil, store.ErrClosed)
+	}
+}
+
+// judge answers the read by the records of the entry's tags, for which it may have to wait.
+func (t *entryRead) judge(reading *store.Reading) {
+	records := make([]found, len(t.reads.records), len(t.known.records))
+	for i := range records {
+		records[i] = t.reads.found(t.n, i)
+	}
+	if t.others != nil {
+		records = append(records, t.others.await(context.Background())...)
+	}
+	if err := judge(reading, records); err != nil {
+		t.to.Answered(nil, err)
+		return
+	}
+	t.to.Answered(reading, nil)
 }
 
 // ReadMany implements [store.Store]. On each node it is one pipeline for every 2000 keys:
@@ -269,21 +355,21 @@ func (s *Store) ReadMany(ctx context.Context, prefix string, keys []string, each
 		}
 	})
 	for _, x := range xs {
-		_, err := x.n.await(ctx, x.r)
+		_, failed := x.n.await(ctx, x.r)
 		for j, i := range x.places {
-			if lent = (store.Reading{}); err == nil {
-				err := x.r.reads.reading(x.n, j, &lent)
-				switch {
-				case err != nil:
-					each(i, nil, err)
-				case lent.Tagged():
-					tagged, readings = append(tagged, i), append(readings, lent.Keep())
-				default:
-					each(i, &lent, nil)
-				}
-				continue
+			lent = store.Reading{}
+			err := failed
+			if err == nil {
+				err = x.r.reads.reading(x.n, j, &lent)
 			}
-			each(i, nil, err)
+			switch {
+			case err != nil:
+				each(i, nil, err)
+			case lent.Tagged():
+				tagged, readings = append(tagged, i), append(readings, lent.Keep())
+			default:
+				each(i, &lent, nil)
+			}
 		}
 	}
 	errs := s.checkTags(ctx, readings)

@@ -121,10 +121,7 @@ const (
 )
 
 func newScriptQueue(n *node) *queue {
-	return &queue{
-		n: n, send: n.sendScripts, side: 2, few: fullScripts, full: 6, weight: fullScripts, bytes: fullScriptBytes,
-		wake: make(chan struct{}, maxParked),
-	}
+	return newQueue(n, batchLimits{weight: fullScripts, bytes: fullScriptBytes, full: 6, side: 2, few: 2 * fullScripts}, n.sendScripts)
 }
 
 // scriptRequest is a request that carries scripts out.
@@ -196,7 +193,7 @@ func (n *node) pipeline(ctx context.Context, pipe redis.Pipeliner, all []*invoca
 			err = failed // every script answers something: a client's hook has kept it back
 		}
 		replies[i] = reply{value, err}
-		answered = answered || err == nil || isAnswer(err)
+		answered = answered || err == nil || isAnswer(err) || notCarriedOut(err)
 	}
 	if answered {
 		return nil

@@ -152,7 +152,7 @@ func (s *Store) ready(ctx context.Context) error {
 	if s.closing.Load() {
 		return store.ErrClosed
 	}
-	if err := ended(ctx); err != nil {
+	if err := store.Ended(ctx); err != nil {
 		return fmt.Errorf("%w: %w", errEndedBefore, err)
 	}
 	return nil

@@ -531,6 +531,6 @@ func (u *subscription) awaitReady(ctx context.Context, d time.Duration) error {
 	case <-timer.C:
 		return errUnsubscribed
 	case <-ctx.Done():
-		return ended(ctx)
+		return store.Ended(ctx)
 	}
 }

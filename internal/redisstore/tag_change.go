@@ -17,7 +17,7 @@ func (s *Store) Stamp(ctx context.Context) (store.Stamp, error) {
 		return store.Stamp{}, err
 	}
 	taken, name := time.Now(), s.names.clock()
-	f := s.lookUp(ctx, []string{name})[name]
+	f := s.startLookUp(ctx, []string{name}).await(ctx)[0]
 	if f.err != nil {
 		return store.Stamp{}, f.err
 	}

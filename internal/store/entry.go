@@ -144,8 +144,12 @@ func (e *Entry) Parse(b []byte) error {
 	e.TTL = time.Duration(binary.BigEndian.Uint32(b[20:])) * time.Millisecond
 	e.FreshFor = time.Duration(binary.BigEndian.Uint32(b[24:])) * time.Millisecond
 	e.Took = time.Duration(binary.BigEndian.Uint32(b[28:])) * time.Millisecond
-	e.Written = Instant(binary.BigEndian.Uint32(b[32:]))*1e6 + Instant(binary.BigEndian.Uint32(b[36:]))
+	seconds, micros := Instant(binary.BigEndian.Uint32(b[32:])), Instant(binary.BigEndian.Uint32(b[36:]))
+	e.Written = seconds*1e6 + micros
 	e.Payload = b[HeaderSize:]
+	if micros >= 1e6 {
+		return fmt.Errorf("%w: a second of %d microseconds", ErrDamaged, micros)
+	}
 	if e.Kind < Value || e.Kind > Bypass {
 		return fmt.Errorf("%w: entry of unknown %v", ErrDamaged, e.Kind)
 	}

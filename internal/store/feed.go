@@ -25,10 +25,7 @@ type Feed struct {
 func (f *Feed) Epoch() uint64 { return f.epoch.Load() }
 
 // Close ends the feed. Call it once.
-func (f *Feed) Close() {
-	f.epoch.Store(0)
-	f.close()
-}
+func (f *Feed) Close() { f.close() }
 
 // Feeds are the feeds of one store. The zero Feeds are ready for use and down.
 type Feeds struct {
@@ -46,6 +43,7 @@ func (fs *Feeds) Open(forget func(Invalidation)) (f *Feed, first bool) {
 		fs.mu.Lock()
 		defer fs.mu.Unlock()
 		delete(fs.all, f)
+		f.epoch.Store(0)
 	}
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

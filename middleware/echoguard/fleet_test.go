@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/middleware"
 	"github.com/stampedeguard/stampede/middleware/echoguard"
 )

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/middleware/transport"
 )
 

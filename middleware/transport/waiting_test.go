@@ -16,7 +16,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/middleware/transport"
 )
 

@@ -1,5 +1,5 @@
 // Package pair tests the examples that serve a report: it starts one in two
-// processes on a Redis of their own, and tries what its README says.
+// processes on a Redis of their own, and tries the commands of its README.
 package pair
 
 import (
@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 const childEnv = "STAMPEDE_EXAMPLE_CHILD"

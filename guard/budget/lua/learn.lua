@@ -8,7 +8,7 @@
 --       4 remaining  units that it still allows; -1: it didn't say
 --       5 reset      microseconds until it allows more; 0: it didn't say
 --
--- Replies {0, 0, level, paused, spent, allows, taken}, see state.lua.
+-- Replies {0, 0, level, paused, spent, left, reset, taken}, see state.lua.
 
 local capacity, longer = tonumber(ARGV[2]), tonumber(ARGV[3])
 local remaining, ends = tonumber(ARGV[4]), now + tonumber(ARGV[5])

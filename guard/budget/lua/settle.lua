@@ -8,7 +8,7 @@
 --       5 taken   when that was; 0: it isn't known, see state.lua
 --       6...      slots to give back
 --
--- Replies {0, 0, level, paused, spent, allows, taken}, see state.lua.
+-- Replies {0, 0, level, paused, spent, left, reset, taken}, see state.lua.
 
 local owed, more, refund, taken = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 if owed > 0 or more > 0 or refund > 0 then

@@ -11,7 +11,7 @@
 --       7 slot TTL    microseconds                           > with a limit only
 --       8 alive       prefix of liveness channels            /
 --
--- Replies {verdict, wait, level, paused, spent, allows, taken}, see state.lua.
+-- Replies {verdict, wait, level, paused, spent, left, reset, taken}, see state.lua.
 --   verdict  0 granted, to be used after wait
 --            1 exhausted, 2 paused: nothing for wait
 --            3 too many calls are under way: wait is until a slot expires

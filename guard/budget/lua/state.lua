@@ -73,15 +73,16 @@ local function save()
   redis.call('SET', KEYS[1], text, 'PX', math.floor(math.min(rest - now, ages) / 1000 + 86400000))
 end
 
--- report is the state as a reply: level in thousandths, microseconds until a
--- pause ends, spent, what the upstream leaves (-1: it didn't say), and when a grant
--- was made (0: for when what the upstream leaves is counted anew).
+-- report is the reply of each script: two numbers of its own, the level in thousandths,
+-- microseconds until a pause ends, the spent units, the units that the upstream allows,
+-- microseconds until it allows more (0: it has not said), and the time of a grant (0:
+-- the grant counts after that reset).
 local function report(first, wait, taken)
-  local paused, allows = 0, -1
+  local paused, resets = 0, 0
   if pause > now then paused = pause - now end
   if reset > now then
-    allows = left
-    if left <= 0 and reset - now > paused then paused = reset - now end
+    resets = reset - now
+    if left <= 0 and resets > paused then paused = resets end
   end
-  return {first, wait, math.ceil(level * 1000), paused, spent, allows, taken or 0}
+  return {first, wait, math.ceil(level * 1000), paused, spent, left, resets, taken or 0}
 end

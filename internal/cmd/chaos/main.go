@@ -4,7 +4,7 @@
 //	go run ./internal/cmd/chaos -for 5m -redis sentinel -seed 7
 //	go run ./internal/cmd/chaos -for 15s -redis standalone -faults kill,freeze -json
 //
-// Package internal/chaos says what runs, what is checked and what is not. The
+// Package internal/harness/chaos says what runs, what is checked and what is not. The
 // order and the choice of the faults follow from the seed; what they meet does
 // not, so the same seed does not always find the same.
 //
@@ -27,7 +27,7 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
-	"github.com/stampedeguard/stampede/internal/chaos"
+	"github.com/stampedeguard/stampede/internal/harness/chaos"
 )
 
 func main() {

@@ -1,0 +1,235 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// beginStamp reads the clock beside the first acquire. Later ones are of flights that
+// wait, most of which will never fetch.
+func (l *leader) beginStamp(fs []*flight) {
+	if l.stamping != nil || fs[0].heldMoment != 0 || !slices.ContainsFunc(fs, l.mayCarryTags) {
+		return
+	}
+	s := &stamping{done: make(chan struct{})}
+	l.stamping = s
+	ctx := l.ctx // which the leader may replace
+	l.e.flights.wg.Go(func() {
+		defer close(s.done)
+		s.stamp, s.err = l.e.store.Stamp(ctx)
+	})
+}
+
+// mayCarryTags reports whether a fetched value of the flight may carry tags. One that
+// is sure not to needs no stamp.
+func (l *leader) mayCarryTags(f *flight) bool {
+	return len(l.e.tags.own) > 0 || l.e.tags.of != nil || l.told || f.known.found() != nil && len(f.known.reading.Entry.Tags) > 0
+}
+
+// A stamping is a reading of the clock of tags, under way or done.
+type stamping struct {
+	done  chan struct{}
+	stamp store.Stamp
+	err   error
+}
+
+// acquire asks for the flights' leases, and reads the clock of tags beside the first
+// time.
+func (l *leader) acquire(fs []*flight) []store.Answer {
+	if len(fs) == 0 {
+		return nil
+	}
+	l.beginStamp(fs)
+	// With several parts, the last fetch starts when those before it have ended.
+	parts := time.Duration((len(fs) + l.e.policy.MaxBatch - 1) / l.e.policy.MaxBatch)
+	requests := make([]store.Request, len(fs))
+	moment, sent := l.e.sequence.Add(1), time.Now()
+	for i, f := range fs {
+		f.moment, f.sent = moment, sent
+		f.request.Suspect = f.suspect()
+		r := &requests[i]
+		*r = f.request
+		r.RenewFor = min(r.RenewFor, store.MaxTTL/parts) * parts
+		r.Window += r.RenewFor - f.request.RenewFor
+	}
+	return l.e.store.Acquire(l.ctx, requests)
+}
+
+// acquireUnread is acquire for a key that has not been read, as it was expected to be
+// absent. Where no answer comes a read may still help: some servers carry out no
+// scripts for a while and serve stored entries.
+func (l *leader) acquireUnread(f *flight) store.Answer {
+	f.request.Once = true
+	a := l.acquire(l.flights)[0]
+	f.request.Once = false
+	l.e.events.unread.Add(1)
+	found := a.Err == nil && a.Verdict == store.HasEntry
+	if found {
+		l.e.events.misled.Add(1)
+	}
+	l.e.foresight.met(a.Err != nil || found)
+	switch {
+	case a.Err != nil && l.e.endedFor(l.ctx, a.Err) == nil:
+		f.moment, f.sent = l.e.sequence.Add(1), time.Now()
+		rd := l.e.lookups.read(l.ctx, f.key)
+		if rd.err != nil {
+			return store.Answer{Err: rd.err}
+		}
+		return store.Answer{Verdict: store.HasEntry, Reading: rd.reading}
+	case a.Err == nil && a.Verdict == store.Granted:
+		f.lend(&read{reading: &store.Reading{}, at: f.sent})
+	}
+	return a
+}
+
+// readForced reads the keys of forced flights that are still unread: their callers were to
+// join a flight that has ended since. An acquire that has seen no entry would return the
+// entry that is to be replaced.
+func (l *leader) readForced() {
+	var unread []*flight
+	var keys []string
+	for _, f := range l.flights {
+		if f.kind == forced && f.known == nil && f.readErr == nil {
+			unread, keys = append(unread, f), append(keys, f.key)
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	at := time.Now()
+	l.e.readMany(l.ctx, keys, func(i int, r *store.Reading, err error) {
+		unread[i].know(keep(r, err, at))
+	})
+}
+
+// take acts on an answer. It returns an outcome, or adds a turn to the leader's; if it
+// does neither, it is time to ask again.
+func (l *leader) take(f *flight, a store.Answer) *outcome {
+	if o := l.e.endedFor(l.ctx, a.Err); o != nil {
+		if a.Verdict == store.Granted {
+			l.e.store.Return(context.WithoutCancel(l.ctx), []store.Return{{Lease: a.Lease}})
+		}
+		return closedOutcome()
+	}
+	switch {
+	case f.outwaits(a.Err):
+		return f.wait(l.ctx, time.Until(f.heldUntil))
+	case a.Err != nil:
+		return l.withoutStore(f, a.Err)
+	case a.Verdict == store.Granted:
+		l.grant(f, a.Lease)
+		l.releaseTaken()
+		if len(l.turns) == 0 {
+			return retryOutcome()
+		}
+		return nil
+	}
+	o := f.heed(&a)
+	if o == nil && a.Verdict == store.Held {
+		o = f.wait(l.ctx, a.TTL)
+	}
+	return o
+}
+
+// grant adds a turn under a lease.
+func (l *leader) grant(f *flight, lease *store.Lease) {
+	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
+}
+
+// releaseTaken drops the turns of flights whose first caller runs the fetch for itself. The
+// other callers retry.
+func (l *leader) releaseTaken() {
+	var ends []ending
+	l.turns = slices.DeleteFunc(l.turns, func(t *turn) bool {
+		if t.f.claimFetch() {
+			return false
+		}
+		ends = append(ends, ending{t: t, out: retryOutcome()})
+		return true
+	})
+	if len(ends) > 0 {
+		l.e.settle(l.ctx, ends)
+	}
+}
+
+// withoutStore is take for a flight that got no answer from the store.
+func (l *leader) withoutStore(f *flight, why error) *outcome {
+	if errors.Is(why, store.ErrClosed) {
+		return closedOutcome()
+	}
+	if f.refusesUnguarded() {
+		return &outcome{err: unavailable(why), own: true, moment: always}
+	}
+	leave := l.e.slots.wait(l.ctx, f.abandoned)
+	if leave == nil {
+		return l.e.noSlot()
+	}
+	if !l.goUnguarded(f, leave, why) {
+		leave()
+		return l.e.noSlot()
+	}
+	return nil
+}
+
+// goWithoutStore starts another leader for the flights that got no answer from the
+// store: they may have to wait for a slot, while leases are held here.
+func (l *leader) goWithoutStore(away []*flight) {
+	if len(away) == 0 {
+		return
+	}
+	other := *l
+	other.flights, other.turns, other.stamping = nil, nil, nil
+	for _, f := range away {
+		f.by = &other
+		switch {
+		case errors.Is(f.readErr, store.ErrClosed):
+			f.settle(closedOutcome())
+		case f.refusesUnguarded():
+			f.settle(&outcome{err: unavailable(f.readErr), own: true, moment: always})
+		default:
+			other.flights = append(other.flights, f)
+		}
+	}
+	if len(other.flights) == 0 {
+		return
+	}
+	l.e.flights.wg.Go(func() {
+		other.protect(func() {
+			leave := l.e.slots.wait(l.ctx, other.abandoned)
+			for _, f := range other.flights {
+				if leave == nil || !other.goUnguarded(f, leave, f.readErr) {
+					f.settle(l.e.noSlot())
+				}
+			}
+			if leave != nil && len(other.turns) == 0 {
+				leave()
+			}
+			other.fetchTurns()
+		})
+	})
+}
+
+// goUnguarded adds a turn without a lease; leave gives its slot back. It returns false
+// if the first caller runs the fetch for itself.
+func (l *leader) goUnguarded(f *flight, leave func(), why error) bool {
+	if !f.claimFetch() {
+		return false
+	}
+	l.turns = append(l.turns, &turn{f: f, source: UnguardedFetch, leave: leave})
+	l.e.events.report(cache.Unguarded, Event{Key: f.key, Err: why})
+	return true
+}
+
+// abandoned reports whether none of the flights need go on.
+func (l *leader) abandoned() bool {
+	return !slices.ContainsFunc(l.flights, func(f *flight) bool { return !f.abandoned() })
+}
+
+// errNoStamp: the fetched value can't be stored with its tags, as the deletions before it
+// are unknown.
+var errNoStamp = errors.New("guard: the clock of tags could not be read before the fetch")

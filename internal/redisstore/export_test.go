@@ -1,0 +1,76 @@
+package redisstore
+
+import (
+	"time"
+
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// TagNames are the names of the clock of tags and of a tag's record.
+func TagNames(namespace, tag string) (clock, record string) {
+	s := keyspace{namespace}
+	return s.clock(), s.tag(tag)
+}
+
+// KeyNames are the names of keys and channels for a key.
+func KeyNames(namespace, key string, t store.Token) []string {
+	s := keyspace{namespace}
+	n := s.names(key)
+	return []string{n.entry, n.lease, n.tries, n.pause, n.failures, n.failed(t), n.wake, s.tag(key)}
+}
+
+// Slip makes the machine's clocks part: the monotonic clock seems to have stood still for
+// so long, or, if d is negative, the wall clock to have been set forward.
+func Slip(s *Store, d time.Duration) {
+	for _, n := range s.topo.all() {
+		r := *n.clock.last.Load()
+		if d > 0 {
+			r.sent, r.next = r.sent.Add(d), r.next.Add(d)
+		} else {
+			r.wall = r.wall.Add(d)
+		}
+		n.clock.last.Store(&r)
+	}
+}
+
+// Waiting is the number of reads and of scripts that wait to be sent, on all nodes.
+func Waiting(s *Store) (reads, scripts int) {
+	count := func(q *queue) int {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return len(q.waiting)
+	}
+	for _, n := range s.topo.all() {
+		reads += count(n.reads) + count(n.reads.large)
+		scripts += count(n.scripts) + count(n.scripts.large)
+	}
+	return reads, scripts
+}
+
+// RingLate has an alarm notice the end of its batch's time so late, twice, and returns how
+// often it gave the batch more time.
+func RingLate(s *Store, late time.Duration) (extended int) {
+	a := newAlarm(s.topo.all()[0].reads)
+	a.set(&batch{rs: []*request{{values: s.ctx, done: make(chan struct{})}}, weight: 1})
+	defer a.discard()
+	for a.timer.Stop() {
+		a.mu.Lock()
+		a.end = time.Now().Add(-late)
+		a.mu.Unlock()
+		if a.ring(); a.Err() == nil {
+			extended++
+		}
+	}
+	return extended
+}
+
+// Parked is the number of senders that wait for work, in the queue of reads.
+func Parked(s *Store) int {
+	q := s.topo.all()[0].reads
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.parked
+}
+
+// BreakerOpen reports whether calls are kept from the store's first node.
+func BreakerOpen(s *Store) bool { return !s.topo.all()[0].breaker.allow() }
