@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -100,8 +101,8 @@ func (g *Guard[V]) Reset(ctx context.Context, key string) error {
 	return g.change(ctx, store.Reset, []string{key}, nil)[0]
 }
 
-// change changes keys, and has the near cache forget them: this process need not wait to
-// hear of its own changes, nor rely on it. There are entries for Set only.
+// change changes keys, and drops their values from the near cache and the reserve, whether
+// the store answers or not. There are entries for Set only.
 func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []string, entries []*store.Entry) []error {
 	e := g.engine
 	if ctx == nil {
@@ -121,12 +122,17 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 			changes[i].Entry = entries[i]
 		}
 	}
+	number := e.sequence.Add(1)
 	errs := e.store.Change(ctx, changes)
 	for i, key := range keys {
-		if g.near != nil {
-			g.near.forget(key)
+		queued := e.backlog.takeKey(key, kind, number, errs[i])
+		if e.coherence != nil && kind != store.Reset {
+			e.coherence.forget(key)
 		}
-		errs[i] = e.changeError(ctx, errs[i])
+		if errs[i] = e.changeError(ctx, errs[i]); queued {
+			e.events.report(cache.ChangeQueued, Event{Key: key, Err: errs[i]})
+			errs[i] = &queuedError{errs[i]}
+		}
 	}
 	return errs
 }
@@ -164,11 +170,20 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 		return e.errorFor(o)
 	}
 	stored := e.tags.stored(tags)
+	number := e.sequence.Add(1)
 	err := e.store.ChangeTags(ctx, what, stored)
-	if g.near != nil {
-		for _, t := range stored {
-			g.near.forgetTag(t)
+	queued := len(stored)
+	for _, t := range stored {
+		if !e.backlog.takeTag(t, what, number, err) {
+			queued--
+		}
+		if e.coherence != nil {
+			e.coherence.forgetTag(t)
 		}
 	}
-	return e.changeError(ctx, err)
+	if err = e.changeError(ctx, err); queued == len(stored) {
+		e.events.report(cache.ChangeQueued, Event{Err: err})
+		err = &queuedError{err}
+	}
+	return err
 }

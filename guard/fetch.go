@@ -116,6 +116,9 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	for i, t := range turns {
 		fills[i] = t.newFill(l.told)
 		t.start = e.flights.startFetch(t.f)
+		if t.lease == nil && e.coherence != nil {
+			t.ticket = e.coherence.ticket(t.f.key)
+		}
 	}
 	fills[0].cost = paid.cost
 	used = true
@@ -180,7 +183,7 @@ func (t *turn) newFill(told bool) *fill {
 	f, e := t.f, t.f.e
 	r := e.newFill(f.key)
 	if t.lease != nil {
-		r.attempt, r.token, r.leased = t.lease.Attempt, t.lease.Token, true
+		r.attempt, r.token, r.lease = t.lease.Attempt, t.lease.Token, t.lease
 	} else {
 		r.token = randomToken()
 	}
@@ -302,7 +305,7 @@ func (e *engine) reportEnd(fills []*fill, took time.Duration) {
 // event is one about the fetch of the fill's key.
 func (r *fill) event() Event {
 	ev := Event{Key: r.key, Attempt: r.attempt}
-	if r.leased {
+	if r.lease != nil {
 		ev.Token = cache.Token(r.token)
 	}
 	return ev
@@ -313,7 +316,7 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	all := make([]*fill, len(fills))
 	for i, r := range fills {
 		all[i] = e.newFill(r.key)
-		all[i].attempt, all[i].token, all[i].leased = r.attempt, r.token, r.leased
+		all[i].attempt, all[i].token, all[i].lease = r.attempt, r.token, r.lease
 		all[i].err = err
 	}
 	return all

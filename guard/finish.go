@@ -22,7 +22,7 @@ func (c *call) maskOne(w *want, o *outcome) *outcome {
 		w.rd = e.lookups.read(c.ctx, w.key)
 	}
 	r, waited := w.rd.found(), w.rd.waited()
-	if !servableIfError(r, waited) {
+	if !servableIfError(r, waited) || e.backlog.covers(w.key, &r.Entry, w.rd.at) {
 		return o
 	}
 	value, err := e.packer.unpack(w.key, w.rd)
@@ -66,7 +66,7 @@ func (c *call) finish(all []*want) {
 			e.reportStale(w.key, w.out)
 			stale = append(stale, w)
 		}
-		e.keepNear(w.key, w.ticket, w.out)
+		e.keep(w.key, w.ticket, w.out)
 	}
 	c.refresh(stale)
 }
@@ -77,7 +77,9 @@ func (c *call) refresh(ws []*want) {
 	if len(ws) == 0 || c.steps && c.refreshed == nil || e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
 		return // or each stale hit would ask for a lease to be told so
 	}
-	ws = slices.DeleteFunc(ws, func(w *want) bool { return e.flights.has(background, w.key) })
+	ws = slices.DeleteFunc(ws, func(w *want) bool {
+		return e.flights.has(background, w.key) || w.out.refresh.reserved && !e.reserve.mayRefresh()
+	})
 	l := c.newLeader(background)
 	l.refresh = c.refreshed
 	solo := len(ws) == 1
@@ -134,18 +136,18 @@ func (c *call) fetchInstead(all []*want) {
 		}
 		return
 	}
-	defer func() {
-		if t := late[0].out.turn; t != nil {
-			context.AfterFunc(t.ctx, leave) // the turn has the slot
-		} else {
-			leave()
-		}
-	}()
 	for _, w := range late {
 		e.events.report(cache.Unguarded, Event{Key: w.key, Err: w.out.err})
 	}
 	own := *c
 	own.ctx = context.WithValue(c.ctx, slotKey{}, e.slots)
+	defer func() {
+		if t := late[0].out.turn; t != nil {
+			context.AfterFunc(t.ctx, leave)
+		} else {
+			leave()
+		}
+	}()
 	own.fetchOwn(late, UnguardedFetch, func(_ *want, r *fill) { r.private = true })
 }
 

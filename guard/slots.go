@@ -3,8 +3,9 @@ package guard
 import (
 	"context"
 	"crypto/rand"
-	"github.com/stampedeguard/stampede/internal/store"
 	"sync"
+
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Fetches without a lease, while the store is away or instead of a longer wait, share
@@ -43,6 +44,17 @@ func (s *slots) wait(ctx context.Context, deserted func() bool) (leave func()) {
 		return nil
 	}
 	return leave
+}
+
+// try is wait for a fetch that may as well be made later: it returns nil at once if there is
+// no slot.
+func (s *slots) try() (leave func()) {
+	select {
+	case s.taken <- struct{}{}:
+		return sync.OnceFunc(func() { <-s.taken })
+	default:
+		return nil
+	}
 }
 
 // randomToken stands in for a lease's token where there is no lease.

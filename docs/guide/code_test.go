@@ -20,6 +20,7 @@ import (
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/middleware"
 	"github.com/stampedeguard/stampede/middleware/echoguard"
+	"github.com/stampedeguard/stampede/middleware/transport"
 )
 
 // The functions of this file are compiled only, but for the tests. Each has the code of one
@@ -57,6 +58,7 @@ var (
 	_ = permissions
 	_ = logging
 	_ = serverSide
+	_ = clientSide
 
 	errOverQuota = errors.New("over quota")
 )
@@ -174,6 +176,26 @@ func near(store cache.Store) (*guard.Guard[string], error) {
 	return names, err
 }
 
+func outages(ctx context.Context, store cache.Store) error {
+	names, err := guard.New[string](store, "names", guard.Policy{
+		TTL:          time.Minute,
+		StaleIfError: time.Hour,
+		Reserve:      guard.Reserve{MaxBytes: 64 << 20},
+	})
+	if err != nil {
+		return err
+	}
+	return deleteName(ctx, names)
+}
+
+func deleteName(ctx context.Context, names *guard.Guard[string]) error {
+	err := names.Delete(ctx, "42")
+	if errors.Is(err, guard.ErrQueued) {
+		err = nil // carried out when Redis is back; this process serves no stored value of the key until then
+	}
+	return err
+}
+
 func budgets(rdb redis.UniversalClient, store cache.Store) error {
 	limit := budget.Limit{Rate: 60, Per: time.Minute, Burst: 10}
 	allowance, err := budget.New(rdb, "vendor", limit, budget.Options{Namespace: "shop"})
@@ -246,5 +268,23 @@ func serverSide(store cache.Store, report http.Handler, echoReport echo.HandlerF
 	}
 	http.Handle("/report", m.Wrap(report))
 	e.Any("/report", echoReport, echoguard.Wrap(m))
+	return nil
+}
+
+func clientSide(store cache.Store, secret []byte, allowance *budget.Budget) error {
+	rt, err := transport.New(store, transport.Options{
+		Secret: secret, // keys the digests that stand for URLs and credentials in Redis
+		HostPolicy: transport.HostPolicy{
+			TTL:          time.Second, // for responses that state no lifetime
+			StaleIfError: time.Hour,
+			Retry:        transport.Retry{Max: 2},
+			Budget:       allowance,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: rt}
+	_ = client
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/redisstore"
-	"github.com/stampedeguard/stampede/internal/redistest"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 

@@ -142,7 +142,7 @@ func repository(t *testing.T, c *github.Client, name, token string, stars int) *
 	return resp
 }
 
-func TestGitHubIsCalledOnceForTheFleetAndAnUnchangedAnswerCostsNothing(t *testing.T) {
+func TestGitHubIsCalledOncePerFleet(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	f := newFakeGitHub(t, 5000)
 	a, b, other := process(t, server, f, "alice", nil), process(t, server, f, "alice", nil), process(t, server, f, "bob", nil)
@@ -182,7 +182,7 @@ func TestGitHubIsCalledOnceForTheFleetAndAnUnchangedAnswerCostsNothing(t *testin
 	}
 }
 
-func TestGitHubIsLeftAloneWhenItsQuotaIsSpent(t *testing.T) {
+func TestSpentGitHubQuotaStopsCalls(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	f := newFakeGitHub(t, 3)
 	rdb := server.Client()

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
+	"strings"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -150,7 +150,7 @@ func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, t
 	f := c.begin(key, fill.IdempotencyKey)
 	returned := false
 	defer func() {
-		f.End, f.Err = now(), c.fetchErrorKind(ctx, err)
+		f.End, f.Err = now(), c.fetchErrorKind(err)
 		if !returned {
 			f.Err = "panic"
 		}
@@ -296,22 +296,22 @@ func (c *child) errorKind(err error) string {
 	return "other"
 }
 
+// unwantedText is in the cause of the end of a fetch that no caller can use.
+const unwantedText = "no caller waits for the fetch"
+
 // fetchErrorKind is errorKind for a fetch, which ends with its lease if no caller can use
-// the value any more. Its context has a cause of its own then, which no caller must get.
-func (c *child) fetchErrorKind(ctx context.Context, err error) string {
-	known := func(k errorKind) bool { return errors.Is(err, k.err) }
-	if err != nil && err == context.Cause(ctx) && !slices.ContainsFunc(errorKinds, known) {
+// the value any more. A caller must never be told that.
+func (c *child) fetchErrorKind(err error) string {
+	if strings.Contains(err.Error(), unwantedText) {
 		return "unwanted"
 	}
 	return c.errorKind(err)
 }
 
-type errorKind struct {
+var errorKinds = []struct {
 	err  error
 	kind string
-}
-
-var errorKinds = []errorKind{
+}{
 	{guard.ErrQuarantined, "quarantined"},
 	{guard.ErrWaitTimeout, "wait_timeout"},
 	{guard.ErrFetchTimeout, "fetch_timeout"},
