@@ -137,6 +137,8 @@ type fill struct {
 	attempt   int
 	token     store.Token  // the lease's, or a random one
 	lease     *store.Lease // nil: none
+	trigger   string       // of the fetch
+	flight    *flight      // nil: the fetch is for one caller alone
 
 	ttl, staleFor time.Duration
 	staleUse      StaleUse
