@@ -7,7 +7,7 @@ TESTFLAGS ?=
 
 TOOL = $(GO) tool -modfile=internal/tools/go.mod
 
-.PHONY: site site-check help deps test mutants lint fmt bench bench-peers fuzz chaos
+.PHONY: site site-check help deps test mutants lint fmt bench bench-peers fuzz chaos dashboard screenshots
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +20,7 @@ test: deps ## run all tests under the race detector, against real servers; the q
 	$(GO) test -run SameSeed $(TESTFLAGS) ./internal/harness/sim
 	$(GO) run ./internal/cmd/mutants -quick
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m $(TESTFLAGS) ./...
+	cd lock/backends && $(GO) test $(TESTFLAGS) ./...
 
 # A run of everything takes several minutes of two cores.
 mutants: deps ## break the library on purpose, one rule at a time: each mutant must be found
@@ -57,3 +58,9 @@ chaos: deps ## run real processes against real servers under faults, CHAOSFOR (5
 	$(GO) run ./internal/cmd/chaos -redis standalone -for $(CHAOSFOR)
 	$(GO) run ./internal/cmd/chaos -redis sentinel -for $(CHAOSFOR)
 	$(GO) run ./internal/cmd/chaos -redis cluster -for $(CHAOSFOR)
+
+dashboard: ## write dashboards/stampede.json
+	$(GO) run ./internal/cmd/dashboard >dashboards/stampede.json
+
+screenshots: deps ## take the debug page's screenshots for docs/guide, in a real browser
+	cd examples/observability && OBSERVABILITY_SCREENSHOTS=$(CURDIR)/docs/guide/images $(GO) test -count=1 -run TestDebugPageInABrowser .

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -47,7 +48,10 @@ type Options struct {
 //
 // It keeps one subscribed connection to each Redis node besides those of the
 // client's pool.
-type Redis struct{ s *redisstore.Store }
+type Redis struct {
+	s      *redisstore.Store
+	detach func() // ends what the observers were told of the store
+}
 
 // NewRedis returns a store on the given client, which may be a [redis.Client]
 // (standalone, or a master found through Sentinel) or a [redis.ClusterClient].
@@ -83,7 +87,9 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Redis{s}, nil
+	r := &Redis{s: s}
+	r.detach = sync.OnceFunc(Attach(opts.Observer, Component{Kind: StoreComponent, Self: r}))
+	return r, nil
 }
 
 // Liveness returns nil while the store watches whether the holders of leases are alive.
@@ -91,10 +97,30 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 // when their leases expire.
 func (r *Redis) Liveness() error { return r.s.Liveness() }
 
-// Close gives back the store's leases and ends its goroutines. It returns an error if a
-// lease could not be given back and has to expire. Calling it again waits for the first
-// call.
-func (r *Redis) Close() error { return r.s.Close() }
+// Close gives back what the store holds and ends its goroutines. It returns an error if
+// something could not be given back, which then expires by itself. Calling it again waits
+// for the first call.
+func (r *Redis) Close() error {
+	r.detach()
+	return r.s.Close()
+}
+
+// A NodeStatus is how a store sees one Redis node.
+type NodeStatus struct {
+	Addr        string
+	BreakerOpen bool // no call is sent to the node, which has stopped answering
+	Subscribed  bool // wake-ups and invalidations of the node arrive
+}
+
+// Nodes returns the status of each Redis node that the store knows, by address.
+func (r *Redis) Nodes() []NodeStatus {
+	all := r.s.Nodes()
+	nodes := make([]NodeStatus, len(all))
+	for i, n := range all {
+		nodes[i] = NodeStatus(n)
+	}
+	return nodes
+}
 
 // Unwrap is for package guard.
 func (r *Redis) Unwrap() store.Store { return r.s }

@@ -140,6 +140,8 @@ func (l *leader) take(f *flight, a store.Answer) *outcome {
 
 // grant adds a turn under a lease.
 func (l *leader) grant(f *flight, lease *store.Lease) {
+	l.e.events.granted(lease.TakenOver)
+	f.attempt.Store(int32(lease.Attempt))
 	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
 }
 
@@ -238,7 +240,7 @@ func (l *leader) goUnguarded(f *flight, leave func(), why error) bool {
 		return false
 	}
 	l.turns = append(l.turns, &turn{f: f, source: UnguardedFetch, leave: leave})
-	l.e.events.report(cache.Unguarded, Event{Key: f.key, Err: why})
+	l.e.events.report(l.ctx, cache.Unguarded, Event{Key: f.key, Err: why})
 	return true
 }
 

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"runtime/pprof"
 	"sync"
 	"time"
 )
@@ -95,14 +96,15 @@ func turnOf[V any](t *openTurn) *Turn[V] { return &Turn[V]{fillOf[V](t.fill), t}
 
 // An openTurn is a Turn without its type.
 type openTurn struct {
-	e     *engine
-	part  *part // nil: it is for one caller alone
-	turn  *turn // nil: as part
-	fill  *fill
-	ctx   context.Context
-	began time.Time
-	frame *frame
-	x     Expense // nil: there is no budget
+	e        *engine
+	part     *part // nil: it is for one caller alone
+	turn     *turn // nil: as part
+	fill     *fill
+	ctx      context.Context
+	began    time.Time
+	frame    *frame
+	reported func(fills []*fill, took time.Duration) // reports the end
+	x        Expense                                 // nil: there is no budget
 
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc
@@ -112,11 +114,12 @@ type openTurn struct {
 // startTurn starts a turn that its caller ends.
 func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
+	ctx, o.reported = e.startFetch(ctx, []*fill{r})
 	timeout := &timedOut{e, r.key, 1}
 	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	ctx, o.frame = enter(ctx, e, keys)
+	ctx = pprof.WithLabels(ctx, e.labels)
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
-	e.reportStart([]*fill{r})
 	closed := context.AfterFunc(e.ctx, func() { o.cancel(context.Cause(e.ctx)) }) // a lone turn's ctx is its caller's
 	context.AfterFunc(o.ctx, func() {
 		stop()
@@ -141,7 +144,7 @@ func (o *openTurn) end(answer func(*fill)) bool {
 	if o.x != nil {
 		o.x.Settle(o.fill.cost)
 	}
-	o.e.reportEnd([]*fill{o.fill}, time.Since(o.began))
+	o.reported([]*fill{o.fill}, time.Since(o.began))
 	defer o.cancel(nil)
 	if o.turn == nil {
 		return false

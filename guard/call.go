@@ -23,9 +23,10 @@ type call struct {
 	paid      bool            // the fetch is paid for already
 	refreshed func(*openTurn) // instead of fetch: refreshes in the background; nil: there are none
 
-	number   uint64 // sequence number, drawn when it is first needed
-	wait     timer  // WaitTimeout
-	soft     timer  // SoftTimeout
+	began    time.Time // when it began to wait
+	number   uint64    // sequence number, drawn when it is first needed
+	wait     timer     // WaitTimeout
+	soft     timer     // SoftTimeout
 	waitOver bool
 	softOver bool
 }
@@ -47,6 +48,7 @@ type want struct {
 
 // resolve takes each key that was looked at and could not be served to its outcome.
 func (c *call) resolve(all []*want) {
+	c.began = time.Now()
 	c.wait = newTimer(c.e.policy.WaitTimeout)
 	defer c.wait.stop()
 	if d := c.e.policy.SoftTimeout; d > 0 && c.kind() == foreground {
@@ -176,6 +178,8 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	}
 	joined, done := c.enterWaits(ws, number)
 	defer done()
+	c.e.events.waiting.Add(int64(len(joined)))
+	defer c.e.events.waiting.Add(-int64(len(joined)))
 	if !solo {
 		l.start()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/pprof"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,7 @@ type engine struct {
 	tags   tagger
 	payer  payer
 	events reporter
+	labels pprof.LabelSet // of the goroutines of fetches
 
 	coherence *coherence // nil: this process keeps no values
 	near      *near      // nil: none
@@ -32,6 +34,7 @@ type engine struct {
 	foresight foresight
 	slots     *slots // of fetches without a lease
 
+	detach  func()          // ends what the observers were told of the guard
 	ctx     context.Context // ends with Close
 	cancel  context.CancelCauseFunc
 	closing atomic.Bool
@@ -40,8 +43,13 @@ type engine struct {
 func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
 	e := &engine{
 		store: s, name: name, policy: p,
-		events:  reporter{guard: name, observer: p.Observer, hideKeys: p.HideKeys},
+		labels:  pprof.Labels("stampede.guard", name),
+		detach:  func() {},
 		flights: newFlights(),
+	}
+	e.events.init(name, &e.policy)
+	if b, ok := p.Budget.(interface{ Name() string }); ok {
+		e.payer.name = b.Name()
 	}
 	e.lookups = lookups{e: e, of: map[string]*lookup{}}
 	e.tags = tagger{prefix: e.storePrefix(), own: p.Tags}
@@ -103,6 +111,9 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		}
 		e.events.served(w.out, ctx.Err() != nil)
 		e.keep(key, w.ticket, w.out)
+		if e.events.hits != nil && w.out.err == nil {
+			e.events.hits.ObserveHit(ctx, w.out.source, w.out.age())
+		}
 		return w.out
 	}
 	c, slowly := slow(), w // w itself would be allocated for hits, too
@@ -147,7 +158,7 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 			return
 		}
 	}
-	w.out = e.judge(w.key, w.rd)
+	w.out = e.judge(ctx, w.key, w.rd)
 	if w.out.then == fetch && maxAge == anyAge && w.rd.reading != nil && w.rd.reading.Seen == "" {
 		if o := e.recovering(w.key); o != nil {
 			w.out = o
@@ -184,13 +195,13 @@ func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 }
 
 // judge is the outcome that a read alone allows.
-func (e *engine) judge(key string, rd *read) *outcome {
+func (e *engine) judge(ctx context.Context, key string, rd *read) *outcome {
 	r := rd.reading
 	if r == nil {
 		return &outcome{then: fetch}
 	}
 	if r.Damage != nil {
-		e.packer.damaged(key, r, r.Damage)
+		e.packer.damaged(ctx, key, r, r.Damage)
 	}
 	act := decide(r, &e.policy)
 	switch act {
@@ -199,7 +210,7 @@ func (e *engine) judge(key string, rd *read) *outcome {
 	case fetch, fetchAlone, fetchLocal:
 		return &outcome{then: act, entry: r}
 	}
-	value, err := e.packer.unpack(key, rd)
+	value, err := e.packer.unpack(ctx, key, rd)
 	if err != nil {
 		return &outcome{then: fetch}
 	}
@@ -227,9 +238,9 @@ func (e *engine) maskable(o *outcome) bool {
 }
 
 // reportStale reports a stale value that is served while it is refreshed.
-func (e *engine) reportStale(key string, o *outcome) {
+func (e *engine) reportStale(ctx context.Context, key string, o *outcome) {
 	if o.source == Stale {
-		e.events.report(cache.StaleServed, Event{Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
+		e.events.report(ctx, cache.StaleServed, Event{Reason: cache.ReasonRefreshing, Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
 	}
 }
 
@@ -246,6 +257,7 @@ func (e *engine) close() error {
 	if e.closing.Swap(true) {
 		return nil
 	}
+	e.detach()
 	err := e.backlog.close()
 	e.flights.close()
 	e.cancel(e.errClosed())

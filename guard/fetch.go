@@ -182,8 +182,9 @@ func (p *part) deserted() bool {
 func (t *turn) newFill(told bool) *fill {
 	f, e := t.f, t.f.e
 	r := e.newFill(f.key)
+	r.trigger, r.flight = f.trigger, f
 	if t.lease != nil {
-		r.attempt, r.token, r.leased = t.lease.Attempt, t.lease.Token, true
+		r.attempt, r.token, r.lease = t.lease.Attempt, t.lease.Token, t.lease
 	} else {
 		r.token = randomToken()
 	}
@@ -195,7 +196,7 @@ func (t *turn) newFill(told bool) *fill {
 
 func (e *engine) newFill(key string) *fill {
 	return &fill{
-		key: key, attempt: 1,
+		key: key, attempt: 1, trigger: cache.TriggerMiss,
 		ttl: e.policy.TTL, staleFor: e.policy.Stale, tags: e.tags.own,
 	}
 }
@@ -265,7 +266,7 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 	defer cancel()
 	called := false
 	defer func() { refundUnless(&called, x) }()
-	e.reportStart(fills)
+	ctx, ended := e.startFetch(ctx, fills)
 	start := time.Now()
 	called = true
 	done := make(chan struct{})
@@ -283,32 +284,8 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 			r.err = timeout // the fetch heeded its context
 		}
 	}
-	e.reportEnd(fills, time.Since(start))
+	ended(fills, time.Since(start))
 	return fills
-}
-
-func (e *engine) reportStart(fills []*fill) {
-	for _, r := range fills {
-		e.events.report(cache.FetchStarted, r.event())
-	}
-}
-
-func (e *engine) reportEnd(fills []*fill, took time.Duration) {
-	for _, r := range fills {
-		r.took = took
-		ev := r.event()
-		ev.Duration, ev.Err = took, r.err
-		e.events.report(endOfFetch(r.err), ev)
-	}
-}
-
-// event is one about the fetch of the fill's key.
-func (r *fill) event() Event {
-	ev := Event{Key: r.key, Attempt: r.attempt}
-	if r.leased {
-		ev.Token = cache.Token(r.token)
-	}
-	return ev
 }
 
 // givenUp are the answers of a fetch that goes on with its own fills.
@@ -316,7 +293,8 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	all := make([]*fill, len(fills))
 	for i, r := range fills {
 		all[i] = e.newFill(r.key)
-		all[i].attempt, all[i].token, all[i].leased = r.attempt, r.token, r.leased
+		all[i].attempt, all[i].token, all[i].lease = r.attempt, r.token, r.lease
+		all[i].trigger, all[i].flight = r.trigger, r.flight
 		all[i].err = err
 	}
 	return all
@@ -347,7 +325,7 @@ func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, 
 			x.Settle(cost)
 		}
 	}()
-	fetch(ctx, fills)
+	fetch(e.labelled(ctx), fills)
 	for _, r := range fills {
 		e.complete(r)
 	}

@@ -25,12 +25,12 @@ func (c *call) maskOne(w *want, o *outcome) *outcome {
 	if !servableIfError(r, waited) || e.backlog.covers(w.key, &r.Entry, w.rd.at) {
 		return o
 	}
-	value, err := e.packer.unpack(w.key, w.rd)
+	value, err := e.packer.unpack(c.ctx, w.key, w.rd)
 	if err != nil {
 		return o
 	}
 	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.events.report(cache.StaleServed, Event{Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
+	e.events.report(c.ctx, cache.StaleServed, Event{Reason: staleReason(o.err), Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
 	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
@@ -57,13 +57,17 @@ func (c *call) finish(all []*want) {
 	e := c.e
 	var stale []*want
 	ended := c.ctx.Err() != nil
+	c.reportWaits(all)
 	for _, w := range all {
 		e.events.served(w.out, ended)
+		if e.events.hits != nil && w.out.stored && w.f == nil {
+			e.events.hits.ObserveHit(c.ctx, w.out.source, w.out.age())
+		}
 		if w.out.turn != nil {
 			continue
 		}
 		if w.out.refresh != nil {
-			e.reportStale(w.key, w.out)
+			e.reportStale(c.ctx, w.key, w.out)
 			stale = append(stale, w)
 		}
 		e.keep(w.key, w.ticket, w.out)
@@ -137,7 +141,7 @@ func (c *call) fetchInstead(all []*want) {
 		return
 	}
 	for _, w := range late {
-		e.events.report(cache.Unguarded, Event{Key: w.key, Err: w.out.err})
+		e.events.report(c.ctx, cache.Unguarded, Event{Key: w.key, Err: w.out.err})
 	}
 	own := *c
 	own.ctx = context.WithValue(c.ctx, slotKey{}, e.slots)

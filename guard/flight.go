@@ -14,12 +14,13 @@ import (
 // A flight brings the callers of one key in this process to an outcome: it asks for
 // the lease, then fetches under it or waits for its holder. Its leader runs it.
 type flight struct {
-	e     *engine
-	key   string
-	kind  flightKind
-	by    *leader
-	first uint64 // sequence number of the first caller
-	began time.Time
+	e       *engine
+	key     string
+	kind    flightKind
+	by      *leader
+	first   uint64 // sequence number of the first caller
+	began   time.Time
+	trigger string // of its fetch
 	// It refreshes a value of the reserve. If the store does not answer, it fetches without a
 	// lease.
 	reserved bool
@@ -44,7 +45,10 @@ type flight struct {
 	waiting  atomic.Bool  // for the holder of the lease
 	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	fallback atomic.Pointer[fallback]
-	fetch    atomic.Pointer[frame] // the last that it has begun
+	fetch    atomic.Pointer[frame]              // the last that it has begun
+	trace    atomic.Pointer[cache.TraceContext] // of the last fetch, here or elsewhere; nil: none is known
+	holder   atomic.Pointer[store.Token]        // of the lease, elsewhere; nil: none is known
+	attempt  atomic.Int32                       // of the lease, here
 
 	// Knowledge of the key. Only the goroutine that runs the flight uses the rest.
 	readErr     error  // of the first caller's read
@@ -125,12 +129,12 @@ func (f *flight) finish() {
 	}
 	if f.kind == background && o.err != nil && !errors.Is(o.err, ErrNotFound) && (f.e.flights.fetching(f) || errors.Is(o.err, ErrUnavailable)) {
 		// A flight that learned of a pause, or of another's failure, tells nothing new.
-		f.e.events.report(cache.RefreshFailed, Event{Key: f.key, Err: o.err})
+		f.e.events.report(f.by.ctx, cache.RefreshFailed, Event{Key: f.key, Err: o.err})
 	}
 	if f.watch != nil {
 		f.watch.Close()
 		f.watch = nil
-		f.e.events.report(cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err})
+		f.e.events.report(f.by.ctx, cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err, Trace: f.knownTrace()})
 	}
 	if f.kind == background && (o.err != nil || o.then == fetch) {
 		_ = sleep(f.by.ctx, holdOff)
@@ -195,7 +199,7 @@ func (f *flight) giveStale(r *fill) {
 	if _, lacks := f.e.tags.lacks(&known.Entry, f.e.tags.own); lacks {
 		return // a renewal would keep it without the tag
 	}
-	if value, err := f.e.packer.unpack(f.key, f.known); err == nil {
+	if value, err := f.e.packer.unpack(f.by.ctx, f.key, f.known); err == nil {
 		r.stale, r.staleRead = value, f.known
 	}
 }

@@ -265,7 +265,7 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V],
 	if rd.found() == nil {
 		return Result[V]{}, ErrMiss
 	}
-	value, err := e.packer.unpack(key, rd)
+	value, err := e.packer.unpack(ctx, key, rd)
 	if err != nil {
 		return Result[V]{}, ErrMiss
 	}

@@ -83,7 +83,9 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 	if err := e.keepValues(coderOf[V]{codec}.raw()); err != nil {
 		return nil, err
 	}
-	return &Guard[V]{engine: e, near: e.near, clone: o.clone}, nil
+	g := &Guard[V]{engine: e, near: e.near, clone: o.clone}
+	e.detach = cache.Attach(policy.Observer, cache.Component{Kind: cache.GuardComponent, Name: name, Self: g})
+	return g, nil
 }
 
 // Close ends the guard's fetches, whose contexts are cancelled, and releases
@@ -139,4 +141,11 @@ func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 
 // Stats returns a snapshot. It is cheap but for InFlight, which takes a lock for
 // as long as it takes to list the flights.
-func (g *Guard[V]) Stats() Stats { return statsOf(g.engine) }
+func (g *Guard[V]) Stats() Stats {
+	s := g.Counters()
+	s.InFlight = g.engine.flights.list(g.engine.policy.HideKeys)
+	return s
+}
+
+// Counters is Stats without InFlight. It takes no lock of the guard's.
+func (g *Guard[V]) Counters() Stats { return statsOf(g.engine) }

@@ -11,7 +11,8 @@ import (
 )
 
 // LogObserver returns an Observer that writes events to a structured logger; nil
-// means slog.Default(). Events that an operator should look at are warnings, the
+// means slog.Default(). The logger's handler is given the context of the call that an
+// event is about ([cache.ContextObserver]). Events that an operator should look at are warnings, the
 // others are written at debug level. Of a key it writes 200 bytes at most.
 //
 // Warnings that may come with each call, while Redis is away for example, are
@@ -73,21 +74,25 @@ var warnings = map[cache.EventKind]int{
 	cache.FillRefused: repeats, cache.FillTooLarge: repeats, cache.EntryDamaged: repeats,
 	cache.LeaseTakenOver: repeats, cache.LeaseLost: repeats, cache.KeyQuarantined: repeats,
 	cache.MessageDamaged: repeats, cache.ProcessLate: repeats, cache.BudgetPaused: repeats,
+	cache.JobFailed: repeats, cache.JobGaveUp: repeats,
 }
 
 // Observe implements [Observer].
-func (l *logObserver) Observe(ev Event) {
+func (l *logObserver) Observe(ev Event) { l.ObserveContext(context.Background(), ev) }
+
+// ObserveContext implements [cache.ContextObserver].
+func (l *logObserver) ObserveContext(ctx context.Context, ev Event) {
 	level := slog.LevelDebug
 	switch warnings[ev.Kind] {
 	case changes:
 		level = slog.LevelWarn
 	case repeats:
-		if l.enabled(slog.LevelWarn) && l.begins(ev) {
+		if l.logger.Enabled(ctx, slog.LevelWarn) && l.begins(ev) {
 			level = slog.LevelWarn
 		}
 	}
-	if l.enabled(level) {
-		l.write(level, string(ev.Kind), attrsOf(ev))
+	if l.logger.Enabled(ctx, level) {
+		l.write(ctx, level, string(ev.Kind), attrsOf(ev))
 	}
 }
 
@@ -133,19 +138,15 @@ func (l *logObserver) sumUp(key stormKey) {
 		if was.err != nil {
 			attrs = append(attrs, slog.String("error", was.err.Error()))
 		}
-		l.write(slog.LevelWarn, string(key.kind)+" (repeated)", attrs)
+		l.write(context.Background(), slog.LevelWarn, string(key.kind)+" (repeated)", attrs)
 	case was.total > 1:
 		attrs = append(attrs, slog.Int("count", was.total), slog.Duration("within", was.at.Sub(was.began)))
-		l.write(slog.LevelWarn, string(key.kind)+" (ended)", attrs)
+		l.write(context.Background(), slog.LevelWarn, string(key.kind)+" (ended)", attrs)
 	}
 }
 
-func (l *logObserver) enabled(level slog.Level) bool {
-	return l.logger.Enabled(context.Background(), level)
-}
-
-func (l *logObserver) write(level slog.Level, text string, attrs []slog.Attr) {
-	l.logger.LogAttrs(context.Background(), level, "stampede: "+text, attrs...)
+func (l *logObserver) write(ctx context.Context, level slog.Level, text string, attrs []slog.Attr) {
+	l.logger.LogAttrs(ctx, level, "stampede: "+text, attrs...)
 }
 
 // labels are the attributes by which events are told apart.
@@ -176,6 +177,14 @@ func attrsOf(ev Event) []slog.Attr {
 	}
 	if ev.Duration != 0 {
 		attrs = append(attrs, slog.Duration("duration", ev.Duration))
+	}
+	for _, a := range []struct{ name, value string }{
+		{"trigger", ev.Trigger}, {"outcome", ev.Outcome}, {"reason", ev.Reason}, {"operation", ev.Operation},
+		{"budget", ev.Budget}, {"priority", ev.Priority},
+	} {
+		if a.value != "" {
+			attrs = append(attrs, slog.String(a.name, a.value))
+		}
 	}
 	if ev.Err != nil {
 		attrs = append(attrs, slog.String("error", ev.Err.Error()))

@@ -54,7 +54,7 @@ type near struct {
 	ttl       time.Duration
 	hits      tally         // lookups that were answered
 	evictions atomic.Uint64 // by a bound, not by the time
-	bypasses  atomic.Uint64 // lookups that the feed's epoch ruled out
+	bypasses  atomic.Uint64 // lookups without a feed, and those that its epoch ruled out
 }
 
 // A nearValue is used only in the feed's epoch in which it was put in.
@@ -98,6 +98,9 @@ func newNear(c *coherence, cfg Near) (*near, error) {
 func (n *near) get(key string) *nearValue {
 	v, ok := n.values.GetIfPresent(key)
 	if !ok {
+		if n.coherence.feed.Epoch() == 0 {
+			n.bypasses.Add(1)
+		}
 		return nil
 	}
 	if v.epoch != n.coherence.feed.Epoch() {

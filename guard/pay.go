@@ -61,6 +61,7 @@ func (p *part) pay(turns []*turn) (payment, error) {
 type payer struct {
 	policy *Policy
 	events *reporter
+	name   string       // the budget's; empty: it has none
 	doomed atomic.Int64 // flights that ask for a lease though the budget is known to be exhausted
 }
 
@@ -82,7 +83,7 @@ func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, err
 	if err != nil {
 		var exhausted *ExhaustedError
 		if errors.As(err, &exhausted) {
-			y.events.report(cache.BudgetExhausted, Event{Key: key, Duration: exhausted.RetryAfter, Err: err})
+			y.events.report(ctx, cache.BudgetExhausted, Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: exhausted.RetryAfter, Err: err})
 		}
 		return payment{}, err
 	}
@@ -90,7 +91,7 @@ func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, err
 	used := false
 	defer p.refundUnless(&used)
 	if p.waited {
-		y.events.report(cache.BudgetWaited, Event{Key: key, Duration: waited})
+		y.events.report(ctx, cache.BudgetWaited, Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: waited})
 	}
 	used = true
 	return p, nil
@@ -113,7 +114,7 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 			end.out = &outcome{err: why, moment: end.start}
 		}
 		if t.lease != nil && !end.back.Failed {
-			e.events.report(cache.LeaseReleased, Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
+			e.events.report(l.ctx, cache.LeaseReleased, Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
 		}
 		ends[i] = end
 	}

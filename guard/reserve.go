@@ -341,7 +341,7 @@ func (e *engine) judgeReserved(key string, rd *read, why error) *outcome {
 	case act == fetch || act == fetchAlone || act == fetchLocal:
 		return nil
 	}
-	value, err := e.packer.unpack(key, rd)
+	value, err := e.packer.unpack(e.ctx, key, rd)
 	if err != nil {
 		return nil
 	}
@@ -363,7 +363,7 @@ func (e *engine) usesReserve(why error) {
 	}
 	if !s.inUse.Load() && s.inUse.CompareAndSwap(false, true) {
 		s.entered.Store(now)
-		e.events.report(cache.ReserveEntered, Event{Err: why})
+		e.events.report(e.ctx, cache.ReserveEntered, Event{Err: why})
 	}
 }
 
@@ -385,7 +385,7 @@ func (e *engine) answered() {
 	}
 	now := int64(time.Since(s.began))
 	if time.Duration(now-s.lastUsed.Load()) > reserveIdle && s.inUse.CompareAndSwap(true, false) {
-		e.events.report(cache.ReserveLeft, Event{Duration: time.Duration(now - s.entered.Load())})
+		e.events.report(e.ctx, cache.ReserveLeft, Event{Duration: time.Duration(now - s.entered.Load())})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Stats counts calls and events of a guard in this process since it was made. Each number is
@@ -16,6 +17,14 @@ type Stats struct {
 	Stale     uint64 // served stale
 	Fetched   uint64 // served by a fetch of the call's own
 	Waited    uint64 // served by another caller's fetch, here or in another process
+
+	FetchedUnguarded uint64 // those of Fetched whose fetch had no lease
+	WaitedUnguarded  uint64 // those of Waited whose fetch had no lease
+
+	Fetching int // fetches under way now, in this process; one for several keys counts once
+	Waiting  int // calls that wait for a fetch now, their own or another's; each key counts
+
+	Leases LeaseStats
 
 	Fetches      uint64 // fetches begun in this process
 	FetchErrors  uint64 // those of them that failed
@@ -47,10 +56,22 @@ type Stats struct {
 	ReserveEntries int    // in the reserve now
 	ReserveBytes   int    // that they take up, about
 
-	Queued int // invalidations that Redis has not acknowledged
+	Queued       int           // invalidations that Redis has not acknowledged
+	FetchTimeout time.Duration // of the policy
 
 	// InFlight lists the flights that are under way.
 	InFlight []Flight
+}
+
+// LeaseStats counts the answers of the store to requests for a lease.
+type LeaseStats struct {
+	Granted     uint64
+	TakenOver   uint64 // granted, from a holder that died
+	Held        uint64 // by another flight; counted each time a waiter asks
+	Entry       uint64 // an entry was stored meanwhile
+	Failed      uint64 // the fetch that the flight waited for has failed
+	Paused      uint64
+	Quarantined uint64
 }
 
 // ErrorStats counts the errors of calls.
@@ -65,6 +86,10 @@ type Flight struct {
 	Key  string // empty if Policy.HideKeys
 	Role string // "fetching", "waiting" or "asking"; "refreshing" in the background
 	Age  time.Duration
+
+	Callers int         // calls that wait for it
+	Attempt int         // of the lease that this process holds; 0: it holds none
+	Holder  cache.Token // of the lease that another process holds; zero: none is known
 }
 
 // statsOf is a snapshot of an engine.
@@ -83,6 +108,14 @@ func statsOf(e *engine) Stats {
 			Exhausted: c.errExhausted.Load(),
 		},
 		BudgetWaits: c.budgetWaits.Load(), BudgetRefused: c.budgetRefused.Load(),
+	}
+	s.FetchTimeout = e.policy.FetchTimeout
+	s.FetchedUnguarded, s.WaitedUnguarded = c.fetchedUnguarded.Load(), c.waitedUnguarded.Load()
+	s.Fetching, s.Waiting = int(c.fetching.Load()), int(c.waiting.Load())
+	s.Leases = LeaseStats{
+		Granted: c.leases[store.Granted].Load(), TakenOver: c.takenOver.Load(), Held: c.leases[store.Held].Load(),
+		Entry: c.leases[store.HasEntry].Load(), Failed: c.leases[store.Failed].Load(),
+		Paused: c.leases[store.Paused].Load(), Quarantined: c.leases[store.Quarantined].Load(),
 	}
 	if e.policy.Budget != nil {
 		s.Budget = e.policy.Budget.Known()
@@ -112,6 +145,19 @@ type counters struct {
 	errUnavailable, errClosed, errContext, errOther                     atomic.Uint64
 	errExhausted, budgetWaits, budgetRefused                            atomic.Uint64
 	unread, misled                                                      atomic.Uint64
+	fetchedUnguarded, waitedUnguarded                                   atomic.Uint64
+	fetching, waiting                                                   atomic.Int64 // now
+	leases                                                              [store.Quarantined + 1]atomic.Uint64
+	takenOver                                                           atomic.Uint64
+}
+
+// granted counts a grant.
+func (c *counters) granted(takenOver bool) {
+	if takenOver {
+		c.takenOver.Add(1)
+	} else {
+		c.leases[store.Granted].Add(1)
+	}
 }
 
 // event counts an event that an Observer receives.
@@ -156,8 +202,14 @@ func (c *counters) served(o *outcome, ended bool) {
 		c.stale.Add(1)
 	case o.source == Waited, o.shared:
 		c.waited.Add(1)
+		if o.source == UnguardedFetch {
+			c.waitedUnguarded.Add(1)
+		}
 	default:
 		c.fetched.Add(1)
+		if o.source == UnguardedFetch {
+			c.fetchedUnguarded.Add(1)
+		}
 	}
 }
 
@@ -194,4 +246,10 @@ func (c *counters) failed(o *outcome, ended bool) {
 		counter = &c.errOther
 	}
 	counter.Add(1)
+}
+
+// InFlight lists at most max of the flights that are under way, in no order, and returns
+// how many there are.
+func (g *Guard[V]) InFlight(max int) (some []Flight, total int) {
+	return g.engine.flights.some(max, g.engine.policy.HideKeys)
 }

@@ -38,7 +38,7 @@ func (t *turn) lost() {
 	e := t.f.e
 	e.flights.supersede(t.f, t.drop)
 	defer func() { _ = recover() }() // of an Observer: it costs the flight nothing
-	e.events.report(cache.LeaseLost, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
+	e.events.report(t.f.by.ctx, cache.LeaseLost, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
 }
 
 func (t *turn) reportGrant() {
@@ -46,7 +46,7 @@ func (t *turn) reportGrant() {
 	if t.lease.TakenOver {
 		kind = cache.LeaseTakenOver
 	}
-	t.f.e.events.report(kind, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
+	t.f.e.events.report(t.f.by.ctx, kind, Event{Trigger: t.f.trigger, Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
 }
 
 // giveBack adds the release of a turn that is not settled.
@@ -77,6 +77,9 @@ func (e *engine) settle(ctx context.Context, ends []ending) {
 		t := ends[i].t
 		t.settled = true
 		if ends[i].back.Lease = t.lease; t.lease != nil {
+			if trace := t.f.knownTrace(); !trace.IsZero() && !ends[i].back.Releases() {
+				ends[i].back.Trace = trace[:]
+			}
 			back = append(back, ends[i].back)
 		}
 	}
@@ -114,13 +117,14 @@ func (end *ending) returned(done store.Returned) {
 	}
 	ev := Event{Key: f.key, Token: cache.Token(end.t.lease.Token), Size: len(entry.Payload), Err: done.Err}
 	if !done.OK {
-		f.e.events.report(cache.FillRefused, ev)
+		ev.Reason = refusalReason(done.Err)
+		f.e.events.report(f.by.ctx, cache.FillRefused, ev)
 		if errors.Is(done.Err, store.ErrInvalidated) {
 			f.e.events.invalidated.Add(1)
 		}
 		return
 	}
-	f.e.events.report(cache.FillStored, ev)
+	f.e.events.report(f.by.ctx, cache.FillStored, ev)
 	o.stored = entry.Kind != store.Bypass
 	if !o.stored && end.tagged || entry.Flags&store.FlagExpired != 0 {
 		// It was not checked whether a tag was deleted since the fetch began; or one was
@@ -140,7 +144,7 @@ func (t *turn) ending(r *fill) ending {
 	switch {
 	case r.err != nil && e.ctx.Err() != nil:
 		if t.lease != nil {
-			e.events.report(cache.LeaseReleased, Event{Key: f.key, Token: cache.Token(t.lease.Token)})
+			e.events.report(f.by.ctx, cache.LeaseReleased, Event{Key: f.key, Token: cache.Token(t.lease.Token)})
 		}
 		end.out = closedOutcome()
 		return end
@@ -194,8 +198,9 @@ func (end *ending) store(entry *store.Entry, r *fill, o *outcome) {
 	}
 	p := t.part
 	if p.stampErr != nil || p.stamp == (store.Stamp{}) {
-		e.events.report(cache.FillRefused, Event{
-			Key: t.f.key, Token: cache.Token(t.lease.Token), Size: len(entry.Payload), Err: errors.Join(errNoStamp, p.stampErr),
+		e.events.report(t.f.by.ctx, cache.FillRefused, Event{
+			Reason: cache.ReasonTag,
+			Key:    t.f.key, Token: cache.Token(t.lease.Token), Size: len(entry.Payload), Err: errors.Join(errNoStamp, p.stampErr),
 		})
 		o.moment = end.start
 		end.back.Entry = nil
@@ -265,7 +270,7 @@ func (t *turn) entryOf(r *fill) *store.Entry {
 	}
 	// MaxBytes bounds the encoded value; a compressed one may be smaller or equal.
 	if size := len(r.entry.Payload); size > p.MaxBytes {
-		f.e.events.report(cache.FillTooLarge, Event{Key: f.key, Size: size})
+		f.e.events.report(f.by.ctx, cache.FillTooLarge, Event{Key: f.key, Size: size})
 		return &store.Entry{Kind: store.Bypass, Flags: store.FlagTooLarge, TTL: p.Bypass, FreshFor: p.Bypass}
 	}
 	r.entry.FreshFor, r.entry.TTL = lifetime(r, p)

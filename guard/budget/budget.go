@@ -38,6 +38,7 @@ type Budget struct {
 	limit   Limit
 	opts    Options
 	server  *server
+	detach  func()    // ends what the observers were told of the budget
 	alive   *presence // nil without MaxInFlight
 	gates   [guard.Critical + 1]gate
 
@@ -114,6 +115,7 @@ func New(rdb redis.UniversalClient, name string, limit Limit, opts Options) (*Bu
 		s.spawn(b.alive.run)
 	}
 	s.spawn(b.beatLoop)
+	b.detach = cache.Attach(opts.Observer, cache.Component{Kind: cache.BudgetComponent, Name: name, Self: b})
 	return b, nil
 }
 
@@ -140,6 +142,9 @@ func checkClient(rdb redis.UniversalClient) error {
 // Name returns the budget's name.
 func (b *Budget) Name() string { return b.name }
 
+// Limit is what the budget allows, with its defaults filled in.
+func (b *Budget) Limit() Limit { return b.limit }
+
 // Close gives back the slots of this process's calls and ends the budget's goroutines.
 // Calls under way may go on; settling them has no effect. Calling Close again is fine.
 func (b *Budget) Close() error {
@@ -150,6 +155,7 @@ func (b *Budget) Close() error {
 	if again {
 		return nil
 	}
+	b.detach()
 	b.beats <- struct{}{} // no later beat can bring a slot back
 	b.mu.Lock()
 	slots := slices.AppendSeq(b.owed.slots, maps.Keys(b.held))
