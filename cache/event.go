@@ -5,11 +5,10 @@ import (
 	"time"
 )
 
-// EventKind says what happened. The names are stable: logs and metrics may use
-// them.
+// EventKind names a kind of event. The names are stable: logs and metrics may use them.
 type EventKind string
 
-// What a guard reports.
+// Events of guards.
 const (
 	LeaseGranted   EventKind = "lease_granted"   // Token, Attempt, Trigger
 	LeaseHeld      EventKind = "lease_held"      // Token is the holder's
@@ -29,7 +28,7 @@ const (
 	RefreshFailed  EventKind = "refresh_failed"  // Err of a fetch in the background, or of Redis, which grants it no lease
 	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Reason; Err why, if a fetch failed
 	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
-	EntryDamaged   EventKind = "entry_damaged"   // Err: what is stored can't be read
+	EntryDamaged   EventKind = "entry_damaged"   // Err: the entry cannot be read
 
 	FetchNotFound    EventKind = "fetch_not_found"    // as FetchFailed: the fetch answered ErrNotFound
 	FetchNotModified EventKind = "fetch_not_modified" // as FetchFailed: the fetch answered ErrNotModified
@@ -45,29 +44,28 @@ const (
 	BudgetExhausted EventKind = "budget_exhausted" // Duration until there may be something again, Err; Budget, Priority
 )
 
-// What a budget reports; Guard is the budget's name.
+// Events of budgets, with the budget's name in Guard. A budget also reports LivenessOff
+// and LivenessOn.
 const (
-	BudgetPaused EventKind = "budget_paused" // Duration: the upstream asked to be left alone
+	BudgetPaused EventKind = "budget_paused" // Duration of the pause that the upstream asked for
 	BudgetAway   EventKind = "budget_away"   // Err: Redis is away, and the process lives on its share
 	BudgetBack   EventKind = "budget_back"   // Duration it was away
 )
 
-// What a store reports.
+// Events of stores.
 const (
 	BreakerOpened    EventKind = "breaker_opened"    // Node, Err; Duration if it is open and its probes are refused now
 	BreakerClosed    EventKind = "breaker_closed"    // Node, Duration it was open
 	SubscriptionUp   EventKind = "subscription_up"   // Node
 	SubscriptionLost EventKind = "subscription_lost" // Node, Err
-	LivenessOff      EventKind = "liveness_off"      // Node, Err: why the store does not watch holders, and what to do; see Redis.Liveness
+	LivenessOff      EventKind = "liveness_off"      // Node, Err: the reason for not watching holders, and its remedy; see Redis.Liveness
 	LivenessOn       EventKind = "liveness_on"       // Node: the cause of that is gone
 	MessageDamaged   EventKind = "message_damaged"   // Node, Err
-	// ProcessLate: this process notices the end of a RedisTimeout late, by Duration, and
-	// gives the call as much again: it was frozen, or is short of processor time. Node
-	ProcessLate EventKind = "process_late"
+	ProcessLate      EventKind = "process_late"      // Node, Duration: a RedisTimeout ended that late, as the process lacked processor time
 )
 
-// An Event is something that happened. Fields that don't apply are zero. There
-// is never a value in it, and no key where the user turned keys off.
+// An Event reports one change. Fields that do not apply are zero. It never has a value of
+// the cache, and no key if the user turned keys off.
 type Event struct {
 	Kind     EventKind
 	Guard    string // the guard's name; empty for a store's events
@@ -124,9 +122,9 @@ const (
 	ReasonNoAnswer  = "unavailable" // FillRefused: the store has not answered
 )
 
-// An Observer is told what happens. Observe is called from many goroutines at
-// once, on the path of the work it reports, at times with a lock held: it must
-// be quick, must not panic, and must not call the store or the guard.
+// An Observer receives events, from many goroutines at once, on the path of the reported
+// work and sometimes with a lock held: Observe must be quick, must not panic, and must not
+// call the store or the guard.
 type Observer interface {
 	Observe(Event)
 }

@@ -29,10 +29,46 @@ func (t *Turn[V]) Context() context.Context { return t.t.ctx }
 func (t *Turn[V]) Alone() bool { return t.t.turn == nil }
 
 // Background reports whether the turn refreshes a value that is served meanwhile.
-func (t *Turn[V]) Background() bool { return t.t.turn != nil && t.t.part.Background() }
+func (t *Turn[V]) Background() bool { return t.t.turn != nil && t.t.turn.f.kind == background }
 
 // Wanted reports whether a caller waits for the turn.
-func (t *Turn[V]) Wanted() bool { return t.t.turn != nil && !t.t.part.Deserted() }
+func (t *Turn[V]) Wanted() bool { return t.t.turn != nil && !t.t.part.deserted() }
+
+// WhileWanted returns a context for a wait before the fetch, for a budget say. It ends
+// with ctx, and when here returns false while no caller waits for the turn. Call stop.
+func (t *Turn[V]) WhileWanted(ctx context.Context, here func() bool) (wanted context.Context, stop func()) {
+	return whileWanted(ctx, nil, func() bool { return !here() && !t.Wanted() })
+}
+
+// StaleAge is the present age of the value that the turn's Fill had as Stale.
+func (t *Turn[V]) StaleAge() time.Duration {
+	rd := t.t.fill.staleRead
+	if rd == nil {
+		return 0
+	}
+	return rd.reading.Age + rd.waited()
+}
+
+// Also returns the turn of another key, for a fetch whose result belongs under that key.
+// No budget pays for it. It returns nil if another caller has the turn of that key, or if
+// the store does not answer within 100 ms.
+func (t *Turn[V]) Also(key string, opts ...CallOption) *Turn[V] {
+	ctx, cancel := context.WithTimeout(t.Context(), alsoWithin)
+	defer cancel()
+	o := t.t.e.get(ctx, key, maxAgeOf(opts), func() *call { return &call{told: true, steps: true, paid: true} })
+	if o.turn == nil {
+		return nil
+	}
+	also := turnOf[V](o.turn)
+	if also.Alone() {
+		also.Release()
+		return nil
+	}
+	return also
+}
+
+// alsoWithin bounds the wait for the turn of another key.
+const alsoWithin = 100 * time.Millisecond
 
 // Store ends the turn with a value, on the terms that the turn's Fill states. It reports
 // whether the value was stored: not if the lease is gone, if the value is private, or if
@@ -84,8 +120,10 @@ func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *
 	ctx, o.frame = enter(ctx, e, keys)
 	ctx = pprof.WithLabels(ctx, e.labels)
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
+	closed := context.AfterFunc(e.ctx, func() { o.cancel(context.Cause(e.ctx)) }) // a lone turn's ctx is its caller's
 	context.AfterFunc(o.ctx, func() {
 		stop()
+		closed()
 		o.end(func(r *fill) { r.err = context.Cause(o.ctx) })
 	})
 	return o

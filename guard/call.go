@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -21,6 +20,7 @@ type call struct {
 	told      bool            // the fetch is told the last value
 	maxAge    time.Duration   // of a stored entry that the caller accepts; anyAge: whatever the policy does
 	steps     bool            // instead of fetch: the caller fetches by itself, with a turn
+	paid      bool            // the fetch is paid for already
 	refreshed func(*openTurn) // instead of fetch: refreshes in the background; nil: there are none
 
 	began    time.Time // when it began to wait
@@ -338,7 +338,7 @@ func (c *call) newLeader(kind flightKind) *leader {
 	values := c.ctx
 	if kind == background {
 		// No caller waits for it, and so neither does the fetch that it was started from.
-		values = callers.Apart(values)
+		values = apart(values)
 	}
-	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told}
+	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told, paid: c.paid}
 }

@@ -32,7 +32,7 @@ type engine struct {
 
 	detach  func()          // ends what the observers were told of the guard
 	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
+	cancel  context.CancelCauseFunc
 	closing atomic.Bool
 }
 
@@ -51,7 +51,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	e.tags = tagger{prefix: e.storePrefix(), own: p.Tags}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
 	e.payer.policy, e.payer.events = &e.policy, &e.events
-	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
 	return e
 }
@@ -211,7 +211,7 @@ func (e *engine) close() {
 		e.detach()
 	}
 	e.flights.close()
-	e.cancel()
+	e.cancel(e.errClosed())
 	e.flights.wg.Wait()
 	if e.near != nil {
 		e.near.close()

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -85,7 +84,7 @@ func (p *part) fetch() {
 		l.hand(p, turns[0], fills[0], paid)
 		return
 	}
-	fills = l.e.runFetch(callers.With(p.ctx, p), l.fetch, fills, &p.keys, paid.expense)
+	fills = l.e.runFetch(p.ctx, l.fetch, fills, &p.keys, paid.expense)
 	p.conclude(turns, fills)
 }
 
@@ -166,17 +165,12 @@ func (p *part) stillWanted(turns []*turn) []*turn {
 	return wanted
 }
 
-// Background, Lone and Deserted make a part [callers.Callers].
-func (p *part) Background() bool { return p.turns[0].f.kind == background }
-
-// Lone implements [callers.Callers].
-func (p *part) Lone() bool {
+// lone reports whether the first callers wait and no others do.
+func (p *part) lone() bool {
 	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.lone(t.f) })
 }
 
-// Deserted implements [callers.Callers].
-func (p *part) Deserted() bool { return p.deserted() }
-
+// deserted reports whether no caller waits.
 func (p *part) deserted() bool {
 	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.deserted(t.f) })
 }

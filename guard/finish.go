@@ -138,12 +138,18 @@ func (c *call) fetchInstead(all []*want) {
 		}
 		return
 	}
-	defer leave()
 	for _, w := range late {
 		e.events.report(c.ctx, cache.Unguarded, Event{Key: w.key, Err: w.out.err})
 	}
 	own := *c
 	own.ctx = context.WithValue(c.ctx, slotKey{}, e.slots)
+	defer func() {
+		if t := late[0].out.turn; t != nil {
+			context.AfterFunc(t.ctx, leave)
+		} else {
+			leave()
+		}
+	}()
 	own.fetchOwn(late, UnguardedFetch, func(_ *want, r *fill) { r.private = true })
 }
 
@@ -172,7 +178,11 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 			fills[i].token = randomToken()
 			preset(w, fills[i])
 		}
-		paid, err := e.payer.alone(ctx, some[0].key)
+		var paid payment
+		var err error
+		if !c.paid {
+			paid, err = e.payer.alone(ctx, some[0].key)
+		}
 		switch {
 		case err != nil:
 			fills = e.givenUp(fills, err)

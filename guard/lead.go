@@ -17,6 +17,7 @@ type leader struct {
 	caller   context.Context // the call's own
 	fetch    fetchFunc
 	told     bool            // the fetch is told the last value
+	paid     bool            // no budget pays for the fetch
 	offer    *offer          // instead of fetch: the caller that fetches; nil: none
 	refresh  func(*openTurn) // instead of fetch: refreshes in the background; nil: none
 	flights  []*flight
@@ -172,7 +173,7 @@ func (l *leader) pursue(f *flight, a store.Answer) {
 func (l *leader) spare(f *flight) (o *outcome, done func()) {
 	e := l.e
 	b := e.policy.Budget
-	if b == nil || f.kind == background || e.policy.MaxBudgetWait > 0 || !b.Exhausted(e.policy.Priority) {
+	if b == nil || l.paid || f.kind == background || e.policy.MaxBudgetWait > 0 || !b.Exhausted(e.policy.Priority) {
 		return nil, func() {}
 	}
 	done = func() { e.payer.doomed.Add(-1) }

@@ -243,7 +243,7 @@ func TestHitsAreToldWithTheirSource(t *testing.T) {
 		}
 		_ = g.Set(w.Context(), "k", "v")
 		time.Sleep(time.Second) // fake: until this process has heard of it
-		for range 2 { // the second is a near hit
+		for range 2 {           // the second is a near hit
 			_ = get(w, g, "k", never)
 		}
 		time.Sleep(2 * time.Minute)

@@ -8,11 +8,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 )
-
-// errNotWanted ends the wait for a budget when the fetch is of no use any more.
-var errNotWanted = callers.ErrUnwanted
 
 // A payment is made before a fetch. The zero payment is that
 // of a guard without a budget.
@@ -37,7 +33,7 @@ func refundUnless(used *bool, x Expense) {
 // does, if no other caller waits. The fetch must not be made on an error.
 func (p *part) pay(turns []*turn) (payment, error) {
 	l, e := p.l, p.l.e
-	if e.policy.Budget == nil {
+	if e.policy.Budget == nil || l.paid {
 		return payment{}, nil
 	}
 	s := Spending{Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: e.policy.MaxBudgetWait}
@@ -49,13 +45,13 @@ func (p *part) pay(turns []*turn) (payment, error) {
 		s.Priority, s.MaxWait = Background, 0
 	case !slices.ContainsFunc(turns, func(t *turn) bool { return !t.f.livesOnStale() }):
 		s.MaxWait = 0
-	case p.Lone():
+	case p.lone():
 		s.MaxWait = withinDeadline(s.MaxWait, l.caller)
 	}
 	ctx := p.ctx
 	if s.MaxWait > 0 {
 		var stop func()
-		ctx, stop = callers.WhileWanted(ctx, nil, p.deserted)
+		ctx, stop = whileWanted(ctx, nil, p.deserted)
 		defer stop()
 	}
 	return e.payer.spend(ctx, turns[0].f.key, s)

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"sync"
 
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -31,7 +30,7 @@ func (s *slots) wait(ctx context.Context, deserted func() bool) (leave func()) {
 	select {
 	case s.taken <- struct{}{}:
 	default:
-		wanted, stop := callers.WhileWanted(ctx, s.ended, deserted)
+		wanted, stop := whileWanted(ctx, s.ended, deserted)
 		defer stop()
 		select {
 		case s.taken <- struct{}{}:

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -183,8 +182,6 @@ func (c *counters) event(kind cache.EventKind) {
 // served counts the end of one call.
 func (c *counters) served(o *outcome, ended bool) {
 	switch {
-	case ended && errors.Is(o.err, callers.ErrServed):
-		c.fetched.Add(1)
 	case o.err != nil:
 		c.failed(o, ended)
 	case o.source == FromStore:

@@ -20,6 +20,7 @@ import (
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/middleware"
 	"github.com/stampedeguard/stampede/middleware/echoguard"
+	"github.com/stampedeguard/stampede/middleware/transport"
 )
 
 // The functions of this file are compiled only, but for the tests. Each has the code of one
@@ -57,6 +58,7 @@ var (
 	_ = permissions
 	_ = logging
 	_ = serverSide
+	_ = clientSide
 
 	errOverQuota = errors.New("over quota")
 )
@@ -246,5 +248,23 @@ func serverSide(store cache.Store, report http.Handler, echoReport echo.HandlerF
 	}
 	http.Handle("/report", m.Wrap(report))
 	e.Any("/report", echoReport, echoguard.Wrap(m))
+	return nil
+}
+
+func clientSide(store cache.Store, secret []byte, allowance *budget.Budget) error {
+	rt, err := transport.New(store, transport.Options{
+		Secret: secret, // keys the digests that stand for URLs and credentials in Redis
+		HostPolicy: transport.HostPolicy{
+			TTL:          time.Second, // for responses that state no lifetime
+			StaleIfError: time.Hour,
+			Retry:        transport.Retry{Max: 2},
+			Budget:       allowance,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: rt}
+	_ = client
 	return nil
 }

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // maxOut bounds the callers that are out at once in a process.
@@ -296,10 +296,13 @@ func (c *child) errorKind(err error) string {
 	return "other"
 }
 
+// unwantedText is in the cause of the end of a fetch that no caller can use.
+const unwantedText = "no caller waits for the fetch"
+
 // fetchErrorKind is errorKind for a fetch, which ends with its lease if no caller can use
 // the value any more. A caller must never be told that.
 func (c *child) fetchErrorKind(err error) string {
-	if errors.Is(err, callers.ErrUnwanted) {
+	if strings.Contains(err.Error(), unwantedText) {
 		return "unwanted"
 	}
 	return c.errorKind(err)
