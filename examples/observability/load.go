@@ -46,7 +46,7 @@ func (l *load) open(s cache.Store, quota guard.Budget, to guard.Observer) error 
 	})
 	l.reports = open("reports", guard.Policy{TTL: time.Second, FetchTimeout: 2 * time.Second})
 	l.prices = open("prices", guard.Policy{TTL: 5 * time.Second, Budget: quota})
-	l.fragile = open("fragile", guard.Policy{TTL: time.Second, FetchTimeout: time.Second, Lease: time.Second})
+	l.fragile = open("fragile", guard.Policy{TTL: time.Second, FetchTimeout: time.Second, Lease: time.Second, Quarantine: 5 * time.Minute})
 	return errors.Join(errs...)
 }
 
