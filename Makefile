@@ -20,6 +20,7 @@ test: deps ## run all tests under the race detector, against real servers; the q
 	$(GO) test -run SameSeed $(TESTFLAGS) ./internal/harness/sim
 	$(GO) run ./internal/cmd/mutants -quick
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m $(TESTFLAGS) ./...
+	cd lock/backends && $(GO) test $(TESTFLAGS) ./...
 
 # A run of everything takes several minutes of two cores.
 mutants: deps ## break the library on purpose, one rule at a time: each mutant must be found

@@ -27,8 +27,15 @@ const (
 	KeyPaused      EventKind = "paused"          // Duration until it ends, Err
 	RefreshFailed  EventKind = "refresh_failed"  // Err of a fetch in the background, or of Redis, which grants it no lease
 	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Reason; Err why, if a fetch failed
-	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
-	EntryDamaged   EventKind = "entry_damaged"   // Err: the entry cannot be read
+	// Err: the store does not answer, and values of the reserve are served
+	ReserveEntered EventKind = "reserve_entered"
+	ReserveLeft    EventKind = "reserve_left"  // Duration since then: the store answers again
+	ChangeQueued   EventKind = "change_queued" // Key, Err: an invalidation that Redis did not acknowledge is kept
+	// QueueCarriedOut: Size invalidations of the queue were carried out, Duration after the
+	// first was queued.
+	QueueCarriedOut EventKind = "queue_carried_out"
+	Unguarded       EventKind = "unguarded"     // Err: a fetch without a lease, the store is away
+	EntryDamaged    EventKind = "entry_damaged" // Err: the entry cannot be read
 
 	FetchNotFound    EventKind = "fetch_not_found"    // as FetchFailed: the fetch answered ErrNotFound
 	FetchNotModified EventKind = "fetch_not_modified" // as FetchFailed: the fetch answered ErrNotModified
@@ -42,6 +49,13 @@ const (
 
 	BudgetWaited    EventKind = "budget_waited"    // Duration a fetch waited for its budget; Budget, Priority
 	BudgetExhausted EventKind = "budget_exhausted" // Duration until there may be something again, Err; Budget, Priority
+)
+
+// Events of a worker of package lock, besides those of its locks' leases. Key is the job.
+const (
+	JobDone   EventKind = "job_done"    // Token, Attempt
+	JobFailed EventKind = "job_failed"  // Token, Attempt, Err
+	JobGaveUp EventKind = "job_gave_up" // Token, Attempt, Err
 )
 
 // Events of budgets, with the budget's name in Guard. A budget also reports LivenessOff

@@ -121,6 +121,8 @@ func (l *leader) take(f *flight, a store.Answer) *outcome {
 		return f.wait(l.ctx, time.Until(f.heldUntil))
 	case a.Err != nil:
 		return l.withoutStore(f, a.Err)
+	case a.Verdict == store.HasEntry && a.Reading.Found && l.e.backlog.covers(f.key, &a.Reading.Entry, f.sent):
+		return l.withoutStore(f, errQueuedChange)
 	case a.Verdict == store.Granted:
 		l.grant(f, a.Lease)
 		l.releaseTaken()
@@ -167,6 +169,9 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 	if f.refusesUnguarded() {
 		return &outcome{err: unavailable(why), own: true, moment: always}
 	}
+	if o := f.fetchedMeanwhile(l.ctx, why); o != nil {
+		return o
+	}
 	leave := l.e.slots.wait(l.ctx, f.abandoned)
 	if leave == nil {
 		return l.e.noSlot()
@@ -200,8 +205,20 @@ func (l *leader) goWithoutStore(away []*flight) {
 	if len(other.flights) == 0 {
 		return
 	}
+	l.slot = nil // the other leader gives it back
 	l.e.flights.wg.Go(func() {
+		defer other.leaveSlot()
 		other.protect(func() {
+			other.flights = slices.DeleteFunc(other.flights, func(f *flight) bool {
+				o := f.fetchedMeanwhile(l.ctx, f.readErr)
+				if o != nil {
+					f.settle(o)
+				}
+				return o != nil
+			})
+			if len(other.flights) == 0 {
+				return
+			}
 			leave := l.e.slots.wait(l.ctx, other.abandoned)
 			for _, f := range other.flights {
 				if leave == nil || !other.goUnguarded(f, leave, f.readErr) {

@@ -122,7 +122,7 @@ const redisTimeout = 250 * time.Millisecond // cache.Options' default
 // pitfall 28
 func TestBlackHoledRedisCostsAFewTimeouts(t *testing.T) {
 	events := &recorder{}
-	faulty(t, policy(), cache.Options{Observer: events}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+	faulty(t, policy(noReserve), cache.Options{Observer: events}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		synctest.Wait() // for the first subscription
 		n.blackHole.Store(true)
 		o := &origin{takes: 100 * time.Millisecond}
@@ -232,7 +232,7 @@ func TestFailClosedTellsSoAtOnce(t *testing.T) {
 
 // pitfall 29
 func TestUnguardedFetchesAreSharedAndBounded(t *testing.T) {
-	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 4 })
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded, p.Reserve.MaxBytes = 4, guard.Off })
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.cut()
 		for range 10 {

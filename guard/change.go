@@ -101,8 +101,8 @@ func (g *Guard[V]) Reset(ctx context.Context, key string) error {
 	return g.change(ctx, store.Reset, []string{key}, nil)[0]
 }
 
-// change changes keys, and has the near cache forget them: this process need not wait to
-// hear of its own changes, nor rely on it. There are entries for Set only.
+// change changes keys, and drops their values from the near cache and the reserve, whether
+// the store answers or not. There are entries for Set only.
 func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []string, entries []*store.Entry) []error {
 	e := g.engine
 	if ctx == nil {
@@ -122,12 +122,17 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 			changes[i].Entry = entries[i]
 		}
 	}
+	number := e.sequence.Add(1)
 	errs := e.store.Change(ctx, changes)
 	for i, key := range keys {
-		if g.near != nil {
-			g.near.forget(key)
+		queued := e.backlog.takeKey(key, kind, number, errs[i])
+		if e.coherence != nil && kind != store.Reset {
+			e.coherence.forget(key)
 		}
-		errs[i] = e.changeError(ctx, errs[i])
+		if errs[i] = e.changeError(ctx, errs[i]); queued {
+			e.events.report(ctx, cache.ChangeQueued, Event{Key: key, Err: errs[i]})
+			errs[i] = &queuedError{errs[i]}
+		}
 		e.events.report(ctx, cache.KeyChanged, Event{Key: key, Operation: kind.String(), Err: errs[i]})
 	}
 	return errs
@@ -166,15 +171,24 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 		return e.errorFor(o)
 	}
 	stored := e.tags.stored(tags)
+	number := e.sequence.Add(1)
 	err := e.store.ChangeTags(ctx, what, stored)
-	if g.near != nil {
-		for _, t := range stored {
-			g.near.forgetTag(t)
+	queued := len(stored)
+	for _, t := range stored {
+		if !e.backlog.takeTag(t, what, number, err) {
+			queued--
+		}
+		if e.coherence != nil {
+			e.coherence.forgetTag(t)
 		}
 	}
 	err = e.changeError(ctx, err)
 	for _, t := range tags {
 		e.events.report(ctx, cache.KeyChanged, Event{Key: t, Operation: what.String(), Err: err})
+	}
+	if queued == len(stored) {
+		e.events.report(ctx, cache.ChangeQueued, Event{Err: err})
+		err = &queuedError{err}
 	}
 	return err
 }

@@ -22,7 +22,11 @@ type engine struct {
 	payer  payer
 	events reporter
 	labels pprof.LabelSet // of the goroutines of fetches
-	near   *near          // nil: none
+
+	coherence *coherence // nil: this process keeps no values
+	near      *near      // nil: none
+	reserve   *reserve   // nil: none
+	backlog   *backlog
 
 	lookups   lookups
 	flights   *flights
@@ -53,7 +57,31 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	e.payer.policy, e.payer.events = &e.policy, &e.events
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
+	e.backlog = newBacklog(e, p.MaxQueued)
 	return e
+}
+
+// keepValues makes what keeps values in this process. raw says that values are bytes as they
+// are stored.
+func (e *engine) keepValues(raw bool) error {
+	p := &e.policy
+	reserved := p.Reserve.MaxBytes != Off && p.WhenUnavailable != FailClosed
+	if !reserved && !p.Near.on() {
+		return nil
+	}
+	e.coherence = newCoherence()
+	if p.Near.on() {
+		var err error
+		if e.near, err = newNear(e.coherence, p.Near); err != nil {
+			return err
+		}
+	}
+	if reserved {
+		e.reserve = newReserve(e.coherence, p.Reserve, raw, p.MaxUnguarded)
+	}
+	e.coherence.near, e.coherence.reserve = e.near, e.reserve
+	e.coherence.follow(e.store, e.storePrefix())
+	return nil
 }
 
 // storeKey is the user's key as the store knows it. A name can't hold a colon, so no
@@ -70,8 +98,8 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		e.events.served(w.out, ctx.Err() != nil)
 		return w.out
 	}
-	if e.near != nil {
-		w.ticket = e.near.ticket(key)
+	if e.coherence != nil {
+		w.ticket = e.coherence.ticket(key)
 	}
 	number := uint64(0)
 	if maxAge != anyAge {
@@ -82,7 +110,7 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 			e.lookups.leave(w.lookup)
 		}
 		e.events.served(w.out, ctx.Err() != nil)
-		e.keepNear(key, w.ticket, w.out)
+		e.keep(key, w.ticket, w.out)
 		if e.events.hits != nil && w.out.err == nil {
 			e.events.hits.ObserveHit(ctx, w.out.source, w.out.age())
 		}
@@ -101,7 +129,10 @@ func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 		w.lookup = e.lookups.join(ctx, w.key, kind)
 	}
 	if w.lookup != nil {
-		w.rd = w.lookup.wait(ctx)
+		w.rd, w.out = w.lookup.waitHedged(ctx, func(why error) *outcome { return e.fromReserve(w.key, maxAge, why) })
+		if w.out != nil {
+			return
+		}
 	}
 	if w.rd == nil {
 		w.out = &outcome{then: fetch}
@@ -118,7 +149,22 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 	if w.out = e.endedFor(ctx, w.rd.err); w.out != nil {
 		return
 	}
+	if w.rd.err == nil {
+		e.answered()
+		w.rd = e.unlessQueued(w.key, w.rd)
+	}
+	if w.rd.err != nil {
+		if w.out = e.fromReserve(w.key, maxAge, w.rd.err); w.out != nil {
+			return
+		}
+	}
 	w.out = e.judge(ctx, w.key, w.rd)
+	if w.out.then == fetch && maxAge == anyAge && w.rd.reading != nil && w.rd.reading.Seen == "" {
+		if o := e.recovering(w.key); o != nil {
+			w.out = o
+			return
+		}
+	}
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
 		w.out = &outcome{then: fetch}
 	}
@@ -132,7 +178,7 @@ func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r
 // expectsMiss reports whether a call had better ask for the lease at once. Within a
 // fetch of its own key, or without a budget for a fetch, only a stored entry can help.
 func (e *engine) expectsMiss(ctx context.Context, key string) bool {
-	return e.foresight.miss() && !within(ctx, e, key) &&
+	return e.foresight.miss() && !within(ctx, e, key) && (e.reserve == nil || e.reserve.get(key) == nil) &&
 		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
@@ -198,24 +244,41 @@ func (e *engine) reportStale(ctx context.Context, key string, o *outcome) {
 	}
 }
 
-// keepNear puts a value into the near cache, if there is one.
-func (e *engine) keepNear(key string, t ticket, o *outcome) {
+// keep puts a value into the near cache and the reserve, if there are such.
+func (e *engine) keep(key string, t ticket, o *outcome) {
+	e.keepReserved(key, t, o)
 	if e.near != nil && o.err == nil && o.stored && o.source != Stale {
 		e.near.put(key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
 	}
 }
 
 // close ends all flights. Those that hold a lease release it.
-func (e *engine) close() {
-	if !e.closing.Swap(true) {
-		e.detach()
+func (e *engine) close() error {
+	if e.closing.Swap(true) {
+		return nil
 	}
+	e.detach()
+	err := e.backlog.close()
 	e.flights.close()
 	e.cancel(e.errClosed())
+	e.backlog.wg.Wait()
 	e.flights.wg.Wait()
+	if e.coherence != nil {
+		e.coherence.feed.Close()
+	}
 	if e.near != nil {
 		e.near.close()
 	}
+	return err
+}
+
+// unlessQueued is the read, or one without an answer if the entry is not to be served, as
+// its invalidation is queued.
+func (e *engine) unlessQueued(key string, rd *read) *read {
+	if rd.reading.Found && e.backlog.covers(key, &rd.reading.Entry, rd.at) {
+		return &read{err: errQueuedChange, at: rd.at}
+	}
+	return rd
 }
 
 // misused is the error of a call with a nil context, or else with a nil fetch.

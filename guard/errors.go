@@ -27,6 +27,11 @@ var (
 	// Peek, by all calls that change something and, if the policy is FailClosed, by all
 	// calls that fetch.
 	ErrUnavailable = errors.New("guard: store unavailable")
+	// ErrQueued: Redis did not acknowledge a Set, Delete, Expire, DeleteTag or ExpireTag, and
+	// the guard keeps the invalidation and carries it out when Redis answers again
+	// ([Policy.MaxQueued]). A Set is then carried out as a Delete. The error wraps
+	// ErrUnavailable too, or the cause of the context's end.
+	ErrQueued = errors.New("guard: invalidation queued")
 	// ErrQuarantined: [Policy.MaxAttempts] processes died fetching this key. It is not
 	// fetched for [Policy.Quarantine].
 	ErrQuarantined = errors.New("guard: key quarantined")

@@ -116,6 +116,9 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	for i, t := range turns {
 		fills[i] = t.newFill(l.told)
 		t.start = e.flights.startFetch(t.f)
+		if t.lease == nil && e.coherence != nil {
+			t.ticket = e.coherence.ticket(t.f.key)
+		}
 	}
 	fills[0].cost = paid.cost
 	used = true
@@ -181,7 +184,7 @@ func (t *turn) newFill(told bool) *fill {
 	r := e.newFill(f.key)
 	r.trigger, r.flight = f.trigger, f
 	if t.lease != nil {
-		r.attempt, r.token, r.leased, r.takenOver = t.lease.Attempt, t.lease.Token, true, t.lease.TakenOver
+		r.attempt, r.token, r.lease = t.lease.Attempt, t.lease.Token, t.lease
 	} else {
 		r.token = randomToken()
 	}
@@ -290,7 +293,7 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	all := make([]*fill, len(fills))
 	for i, r := range fills {
 		all[i] = e.newFill(r.key)
-		all[i].attempt, all[i].token, all[i].leased, all[i].takenOver = r.attempt, r.token, r.leased, r.takenOver
+		all[i].attempt, all[i].token, all[i].lease = r.attempt, r.token, r.lease
 		all[i].trigger, all[i].flight = r.trigger, r.flight
 		all[i].err = err
 	}

@@ -53,6 +53,21 @@ type Fill[V any] struct {
 	// estimate that was spent before it, [Policy.Cost]. When the fetch returns, the
 	// difference is refunded, or owed. Less than 0 counts as 0.
 	Cost int
+
+	lease *store.Lease // nil: none
+}
+
+// Lost is closed when the store has learned that the fetch's lease is gone: it expired, was
+// taken over, or ended by a Set, Delete or Expire. What the fetch returns is not stored then,
+// and another process may fetch the key already. The fetch goes on while callers wait for
+// its result. A fetch that changes something elsewhere should look here first. Without a
+// lease the channel is nil: nothing keeps other fetches away. News of a loss may come late;
+// for a promise take package lock.
+func (fl *Fill[V]) Lost() <-chan struct{} {
+	if fl.lease == nil {
+		return nil
+	}
+	return fl.lease.Lost()
 }
 
 // StaleUse restricts the use of a value after its TTL, while [Fill.StaleFor] keeps it.
@@ -85,7 +100,7 @@ func fillOf[V any](f *fill) *Fill[V] {
 	fl := &Fill[V]{
 		Key: f.key, Attempt: f.attempt, IdempotencyKey: f.token.String(),
 		TTL: f.ttl, StaleFor: f.staleFor, StaleUse: f.staleUse, Private: f.private, Cost: f.cost,
-		Tags: slices.Clone(f.tags),
+		Tags: slices.Clone(f.tags), lease: f.lease,
 	}
 	fl.Stale, _ = f.stale.(*V)
 	return fl
@@ -120,11 +135,10 @@ type fill struct {
 	stale     any   // decoded
 	staleRead *read // of it; nil: none
 	attempt   int
-	token     store.Token // the lease's, or a random one
-	leased    bool
-	takenOver bool    // the lease is
-	trigger   string  // of the fetch
-	flight    *flight // nil: the fetch is for one caller alone
+	token     store.Token  // the lease's, or a random one
+	lease     *store.Lease // nil: none
+	trigger   string       // of the fetch
+	flight    *flight      // nil: the fetch is for one caller alone
 
 	ttl, staleFor time.Duration
 	staleUse      StaleUse
@@ -155,6 +169,8 @@ const (
 	FromNear
 	// UnguardedFetch: fetched without a lease, as Redis was away.
 	UnguardedFetch
+	// FromReserve: kept in this process, as Redis does not answer. See [Reserve].
+	FromReserve
 )
 
 func (s Source) String() string {
@@ -163,6 +179,8 @@ func (s Source) String() string {
 		return "store"
 	case FromNear:
 		return "near"
+	case FromReserve:
+		return "reserve"
 	case Fetched:
 		return "fetched"
 	case Waited:

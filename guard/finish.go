@@ -22,7 +22,7 @@ func (c *call) maskOne(w *want, o *outcome) *outcome {
 		w.rd = e.lookups.read(c.ctx, w.key)
 	}
 	r, waited := w.rd.found(), w.rd.waited()
-	if !servableIfError(r, waited) {
+	if !servableIfError(r, waited) || e.backlog.covers(w.key, &r.Entry, w.rd.at) {
 		return o
 	}
 	value, err := e.packer.unpack(c.ctx, w.key, w.rd)
@@ -70,7 +70,7 @@ func (c *call) finish(all []*want) {
 			e.reportStale(c.ctx, w.key, w.out)
 			stale = append(stale, w)
 		}
-		e.keepNear(w.key, w.ticket, w.out)
+		e.keep(w.key, w.ticket, w.out)
 	}
 	c.refresh(stale)
 }
@@ -81,7 +81,9 @@ func (c *call) refresh(ws []*want) {
 	if len(ws) == 0 || c.steps && c.refreshed == nil || e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
 		return // or each stale hit would ask for a lease to be told so
 	}
-	ws = slices.DeleteFunc(ws, func(w *want) bool { return e.flights.has(background, w.key) })
+	ws = slices.DeleteFunc(ws, func(w *want) bool {
+		return e.flights.has(background, w.key) || w.out.refresh.reserved && !e.reserve.mayRefresh()
+	})
 	l := c.newLeader(background)
 	l.refresh = c.refreshed
 	solo := len(ws) == 1

@@ -21,7 +21,10 @@ type flight struct {
 	first   uint64 // sequence number of the first caller
 	began   time.Time
 	trigger string // of its fetch
-	solo    bool   // the leader runs it on the flight's own goroutine
+	// It refreshes a value of the reserve. If the store does not answer, it fetches without a
+	// lease.
+	reserved bool
+	solo     bool // the leader runs it on the flight's own goroutine
 
 	// Ends. The goroutine that runs the flight writes out, then closes settled.
 	settled chan struct{}
@@ -121,8 +124,8 @@ func (f *flight) fly() {
 // finish tidies up after the outcome.
 func (f *flight) finish() {
 	o := f.out
-	if f.kind == forced && f.e.near != nil && o.stored {
-		f.e.near.forget(f.key) // the replaced value may be fresh, and the callers may have left
+	if f.kind == forced && f.e.coherence != nil && o.stored {
+		f.e.coherence.forget(f.key) // the replaced value may be fresh, and the callers may have left
 	}
 	if f.kind == background && o.err != nil && !errors.Is(o.err, ErrNotFound) && (f.e.flights.fetching(f) || errors.Is(o.err, ErrUnavailable)) {
 		// A flight that learned of a pause, or of another's failure, tells nothing new.
@@ -210,7 +213,7 @@ func (f *flight) know(rd *read) {
 
 // refusesUnguarded reports whether the flight may not fetch without a lease.
 func (f *flight) refusesUnguarded() bool {
-	return f.kind == background || f.e.policy.WhenUnavailable == FailClosed
+	return f.kind == background && !f.reserved || f.e.policy.WhenUnavailable == FailClosed
 }
 
 // livesOnStale reports whether the flight's callers have a stale value to live on if

@@ -84,6 +84,13 @@ func (fs *flights) has(kind flightKind, key string) bool {
 	return fs.live[kind][key] != nil
 }
 
+// refreshOf returns the background flight of the key, or nil.
+func (fs *flights) refreshOf(key string) *flight {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.live[background][key]
+}
+
 // fetchesOf are those that the key's flights have begun.
 func (fs *flights) fetchesOf(key string) (all []*frame) {
 	fs.mu.Lock()

@@ -36,7 +36,7 @@ func row(w *world, g *guard.Guard[string], prefix string) {
 
 func TestRowOfMissesGoesOnUnread(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g, reads := coldGuard(w, w.open(), policy())
+		g, reads := coldGuard(w, w.open(), policy(noReserve))
 		o := &origin{}
 		for i := range 10 {
 			get(w, g, fmt.Sprint("k", i), o.fetch)

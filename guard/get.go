@@ -200,13 +200,18 @@ func answerMany[V any](fills []*fill, values map[string]V, err error) {
 	}
 }
 
-// Peek returns the stored value, fresh or stale, and never fetches. Errors: [ErrMiss];
+// Peek returns the stored value, fresh or stale, or the value of the [Reserve] if the store
+// does not answer. It never fetches. Errors: [ErrMiss];
 // [ErrNotFound] if that is stored; [ErrUnavailable]; [ErrClosed]; the cause of ctx's end.
 func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	if ctx == nil {
 		return Result[V]{}, g.engine.misused(ctx)
 	}
-	return g.peeked(ctx, key, g.engine.lookups.read(ctx, key))
+	rd, o := g.engine.lookups.readHedged(ctx, key, func(why error) *outcome { return g.engine.fromReserve(key, anyAge, why) })
+	if o != nil {
+		return g.resultOf(o)
+	}
+	return g.peeked(ctx, key, rd)
 }
 
 // PeekMany is Peek for many keys. A key that is not stored, or known not to exist, is
@@ -221,7 +226,7 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 	var of []string
 	at := time.Now()
 	g.engine.readMany(ctx, keys, func(i int, r *store.Reading, err error) {
-		result, err := g.peeked(ctx, keys[i], keep(r, err, at))
+		result, err := g.peekedMany(ctx, keys[i], keep(r, err, at))
 		switch {
 		case err == nil:
 			results[keys[i]] = result
@@ -232,12 +237,25 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 	return results, g.engine.events.batchError(of, failed)
 }
 
+// peekedMany is peeked, but for a key of the reserve if the store did not answer.
+func (g *Guard[V]) peekedMany(ctx context.Context, key string, rd *read) (Result[V], error) {
+	if rd.err != nil {
+		if o := g.engine.fromReserve(key, anyAge, rd.err); o != nil {
+			return g.resultOf(o)
+		}
+	}
+	return g.peeked(ctx, key, rd)
+}
+
 func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V], error) {
 	e := g.engine
 	if o := e.endedFor(ctx, rd.err); o != nil {
 		return Result[V]{}, e.errorFor(o)
 	}
 	if rd.err != nil {
+		return Result[V]{}, unavailable(rd.err)
+	}
+	if rd = e.unlessQueued(key, rd); rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
 	r := rd.reading

@@ -80,11 +80,8 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 	if o.tagsOf != nil {
 		e.tags.of = func(key string, value any) []string { return o.tagsOf(key, *value.(*V)) }
 	}
-	if policy.Near.on() {
-		var err error
-		if e.near, err = newNear(e.store, e.storeKey(""), policy.Near); err != nil {
-			return nil, err
-		}
+	if err := e.keepValues(coderOf[V]{codec}.raw()); err != nil {
+		return nil, err
 	}
 	g := &Guard[V]{engine: e, near: e.near, clone: o.clone}
 	e.detach = cache.Attach(policy.Observer, cache.Component{Kind: cache.GuardComponent, Name: name, Self: g})
@@ -95,10 +92,10 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 // their leases, so that other processes go on at once. Callers get ErrClosed.
 // The store stays open. Close returns when the leases have been released; it
 // does not wait for fetches that don't heed their context.
-func (g *Guard[V]) Close() error {
-	g.engine.close()
-	return nil
-}
+//
+// It tries once more to carry out queued invalidations (ErrQueued). If Redis does not
+// acknowledge them, its error says how many are lost, and wraps cache.ErrUnavailable.
+func (g *Guard[V]) Close() error { return g.engine.close() }
 
 // nearValue is the value in the near cache, if it may be used, or nil.
 func (g *Guard[V]) nearValue(ctx context.Context, key string, maxAge time.Duration) *nearValue {

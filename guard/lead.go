@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -22,6 +23,7 @@ type leader struct {
 	refresh  func(*openTurn) // instead of fetch: refreshes in the background; nil: none
 	flights  []*flight
 	turns    []*turn   // granted, in the order of the flights
+	slot     func()    // gives back the slot of a leader that refreshes values of the reserve; nil: it has none
 	stamping *stamping // the clock of tags, read beside the first acquire; nil: not
 }
 
@@ -39,6 +41,7 @@ func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *fli
 		},
 	}
 	if rd != nil {
+		f.reserved = rd.reserved
 		f.know(rd)
 	}
 	l.flights = append(l.flights, f)
@@ -83,7 +86,7 @@ func (l *leader) protect(do func()) {
 // part makes a flight go on by itself.
 func (l *leader) part(f *flight) {
 	own := *l
-	own.flights, own.turns, own.stamping = []*flight{f}, nil, nil
+	own.flights, own.turns, own.stamping, own.slot = []*flight{f}, nil, nil, nil
 	f.by = &own
 }
 
@@ -95,6 +98,15 @@ func (l *leader) run() {
 		}
 		l.fetchTurns()
 		return
+	}
+	if slices.ContainsFunc(l.flights, func(f *flight) bool { return f.reserved }) {
+		if !l.takeSlot() {
+			for _, f := range l.flights {
+				f.settle(l.e.noSlot())
+			}
+			return
+		}
+		defer l.leaveSlot()
 	}
 	l.readForced()
 	var asked, away []*flight
@@ -129,6 +141,13 @@ func (l *leader) runAlone(f *flight) {
 		l.turns = []*turn{{f: f, source: Fetched}}
 		l.fetchTurns()
 		return
+	}
+	if f.reserved {
+		if !l.takeSlot() {
+			f.settle(l.e.noSlot())
+			return
+		}
+		defer l.leaveSlot()
 	}
 	l.readForced()
 	var a store.Answer

@@ -74,6 +74,7 @@ var warnings = map[cache.EventKind]int{
 	cache.FillRefused: repeats, cache.FillTooLarge: repeats, cache.EntryDamaged: repeats,
 	cache.LeaseTakenOver: repeats, cache.LeaseLost: repeats, cache.KeyQuarantined: repeats,
 	cache.MessageDamaged: repeats, cache.ProcessLate: repeats, cache.BudgetPaused: repeats,
+	cache.JobFailed: repeats, cache.JobGaveUp: repeats,
 }
 
 // Observe implements [Observer].

@@ -217,7 +217,7 @@ func TestReadThatRacedADeleteIsNotKept(t *testing.T) {
 // pitfalls 24 and 25: a link that swallows everything is noticed within two
 // seconds, and what was near before is not used after.
 func TestNearCacheIsBypassedWhileDeaf(t *testing.T) {
-	faulty(t, nearPolicy(), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+	faulty(t, nearPolicy(noReserve), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		s, err := cache.NewRedis(w.server.Client(), cache.Options{Namespace: "test"})
 		must(w, err)
 		defer func() { must(w, s.Close()) }()

@@ -103,8 +103,9 @@ func (e *engine) startFetch(ctx context.Context, fills []*fill) (context.Context
 
 // event is one about the fetch of the fill's key.
 func (r *fill) event() Event {
-	ev := Event{Key: r.key, Attempt: r.attempt, Trigger: r.trigger, TakenOver: r.takenOver}
-	if r.leased {
+	ev := Event{Key: r.key, Attempt: r.attempt, Trigger: r.trigger}
+	if r.lease != nil {
+		ev.TakenOver = r.lease.TakenOver
 		ev.Token = cache.Token(r.token)
 	}
 	return ev

@@ -506,7 +506,7 @@ func TestForcedCallFetchesAfterAnEndedFlight(t *testing.T) {
 
 func TestStatsCountFetchesWhileRedisIsAway(t *testing.T) {
 	inRedis(t, func(w *world) {
-		g := w.fleet(1, policy())[0]
+		g := w.fleet(1, policy(noReserve))[0]
 		must(w, w.server.Stop())
 		time.Sleep(5 * time.Second)
 		callers([]*guard.Guard[string]{g}, 10, "k", (&origin{takes: time.Second}).fetch)

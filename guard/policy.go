@@ -15,7 +15,8 @@ import (
 )
 
 // Off turns off a feature that a zero value leaves at its default: [Policy.Negative],
-// [Policy.ErrorPause], [Policy.Beta], [Policy.MaxAttempts], [Fill.StaleFor].
+// [Policy.ErrorPause], [Policy.Beta], [Policy.MaxAttempts], [Policy.MaxQueued],
+// [Reserve.MaxBytes], [Fill.StaleFor].
 const Off = -1
 
 // WhenUnavailable selects the behaviour of a guard while Redis is away.
@@ -100,6 +101,9 @@ type Policy struct {
 	// Near is the near cache. Default none.
 	Near Near
 
+	// Reserve is served while Redis does not answer. Default on.
+	Reserve Reserve
+
 	// Failures.
 
 	// ErrorPause is how long the fleet does not repeat a failed refresh while callers have
@@ -160,6 +164,12 @@ type Policy struct {
 	// for them. Default 32.
 	MaxUnguarded int
 
+	// MaxQueued bounds the invalidations that this process keeps because Redis did not
+	// acknowledge them, to carry them out when it answers again (ErrQueued). A change beyond
+	// the bound is not kept, and its error does not wrap ErrQueued. Default 65,536 keys and
+	// tags; Off keeps none.
+	MaxQueued int
+
 	// MaxBatch bounds the keys of one call of GetMany's fetch. More keys take several calls,
 	// one after the other. Default 1000.
 	MaxBatch int
@@ -214,6 +224,7 @@ func (p Policy) withDefaults() Policy {
 	if p.Near.on() {
 		def(&p.Near.TTL, 10*time.Second)
 	}
+	def(&p.Reserve.MaxBytes, defaultReserve)
 	def(&p.Beta, 1)
 	def(&p.Negative, 5*time.Second)
 	if p.TTL >= time.Millisecond { // else validate reports TTL
@@ -229,6 +240,7 @@ func (p Policy) withDefaults() Policy {
 	def(&p.Quarantine, max(time.Minute, 2*(p.FetchTimeout+p.MaxBudgetWait+p.Lease)))
 	def(&p.WaitTimeout, p.FetchTimeout+p.MaxBudgetWait+p.Lease)
 	def(&p.MaxUnguarded, 32)
+	def(&p.MaxQueued, 1<<16)
 	def(&p.MaxBatch, 1000)
 	def(&p.MaxBytes, 16<<20)
 	return p
@@ -251,7 +263,7 @@ func (p Policy) validate() error {
 	if err := checkTags(p.Tags); err != nil {
 		bad("Tags: %w", err)
 	}
-	if err := p.Near.validate(); err != nil {
+	if err := errors.Join(p.Near.validate(), p.Reserve.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if !(p.Beta > 0 || p.Beta == Off) || math.IsInf(p.Beta, 0) {
@@ -265,6 +277,9 @@ func (p Policy) validate() error {
 	}
 	if p.MaxUnguarded < 1 {
 		bad("MaxUnguarded is %d, must be at least 1", p.MaxUnguarded)
+	}
+	if p.MaxQueued < 1 && p.MaxQueued != Off {
+		bad("MaxQueued is %d, must be at least 1, or Off", p.MaxQueued)
 	}
 	if p.MaxBatch < 1 {
 		bad("MaxBatch is %d, must be at least 1", p.MaxBatch)

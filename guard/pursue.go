@@ -185,6 +185,9 @@ func (f *flight) told(m store.Message) *outcome {
 		if !r.Found {
 			return nil // too large to ride in the message: asking again returns it
 		}
+		if f.e.backlog.covers(f.key, &r.Entry, f.sent) {
+			return nil // asking again tells
+		}
 		if len(r.Entry.Tags) > 0 {
 			return nil // one may have been deleted before the entry was stored: asking again tells
 		}

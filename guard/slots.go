@@ -46,6 +46,17 @@ func (s *slots) wait(ctx context.Context, deserted func() bool) (leave func()) {
 	return leave
 }
 
+// try is wait for a fetch that may as well be made later: it returns nil at once if there is
+// no slot.
+func (s *slots) try() (leave func()) {
+	select {
+	case s.taken <- struct{}{}:
+		return sync.OnceFunc(func() { <-s.taken })
+	default:
+		return nil
+	}
+}
+
 // randomToken stands in for a lease's token where there is no lease.
 func randomToken() (t store.Token) {
 	rand.Read(t[:])

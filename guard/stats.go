@@ -52,6 +52,11 @@ type Stats struct {
 	NearEvictions uint64 // by its bounds
 	NearBypasses  uint64 // lookups while invalidations might have been missed
 
+	ReserveHits    uint64 // served from the reserve, as the store was away
+	ReserveEntries int    // in the reserve now
+	ReserveBytes   int    // that they take up, about
+
+	Queued       int           // invalidations that Redis has not acknowledged
 	FetchTimeout time.Duration // of the policy
 
 	// InFlight lists the flights that are under way.
@@ -116,12 +121,18 @@ func statsOf(e *engine) Stats {
 		s.Budget = e.policy.Budget.Known()
 	}
 	if e.near != nil {
-		s.NearLive = e.near.feed.Epoch() != 0
+		s.NearLive = e.coherence.feed.Epoch() != 0
 		s.NearBypasses = e.near.bypasses.Load()
 		s.NearHits = e.near.hits.sum()
 		s.NearEvictions = e.near.evictions.Load()
 		s.NearEntries = e.near.values.EstimatedSize()
 	}
+	s.Queued = int(e.backlog.left.Load())
+	if e.reserve != nil {
+		s.ReserveHits = e.reserve.hits.Load()
+		s.ReserveEntries, s.ReserveBytes = e.reserve.size()
+	}
+	s.InFlight = e.flights.list(e.policy.HideKeys)
 	return s
 }
 
@@ -184,6 +195,7 @@ func (c *counters) served(o *outcome, ended bool) {
 	switch {
 	case o.err != nil:
 		c.failed(o, ended)
+	case o.source == FromReserve: // the reserve counts its own
 	case o.source == FromStore:
 		c.storeHits.Add(1)
 	case o.source == Stale:

@@ -18,6 +18,7 @@ type turn struct {
 	source  Source       // of the value, for the caller that fetches
 	leave   func()       // gives back the slot of an unguarded fetch; nil: there is none
 	part    *part
+	ticket  ticket // from before a fetch without a lease
 	start   uint64 // sequence number of the fetch's start
 	dropped atomic.Bool
 	settled bool
@@ -183,6 +184,7 @@ func (end *ending) store(entry *store.Entry, r *fill, o *outcome) {
 	}
 	if t.lease == nil {
 		o.moment = end.start
+		t.keepFetched(entry, r)
 		return
 	}
 	o.moment, o.at = e.sequence.Add(1), time.Now()
@@ -213,7 +215,7 @@ func (end *ending) renew(r *fill) {
 	o := &outcome{value: r.stale, private: r.private}
 	old := &r.staleRead.reading.Entry
 	end.tagged = end.tagged || len(old.Tags) > 0
-	if r.private || end.t.lease == nil {
+	if r.private {
 		end.store(nil, r, o)
 		return
 	}

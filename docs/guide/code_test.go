@@ -176,6 +176,26 @@ func near(store cache.Store) (*guard.Guard[string], error) {
 	return names, err
 }
 
+func outages(ctx context.Context, store cache.Store) error {
+	names, err := guard.New[string](store, "names", guard.Policy{
+		TTL:          time.Minute,
+		StaleIfError: time.Hour,
+		Reserve:      guard.Reserve{MaxBytes: 64 << 20},
+	})
+	if err != nil {
+		return err
+	}
+	return deleteName(ctx, names)
+}
+
+func deleteName(ctx context.Context, names *guard.Guard[string]) error {
+	err := names.Delete(ctx, "42")
+	if errors.Is(err, guard.ErrQueued) {
+		err = nil // carried out when Redis is back; this process serves no stored value of the key until then
+	}
+	return err
+}
+
 func budgets(rdb redis.UniversalClient, store cache.Store) error {
 	limit := budget.Limit{Rate: 60, Per: time.Minute, Burst: 10}
 	allowance, err := budget.New(rdb, "vendor", limit, budget.Options{Namespace: "shop"})

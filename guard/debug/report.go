@@ -23,6 +23,8 @@ type Report struct {
 	Total   int       `json:"guards_total"` // Guards holds the busiest
 	Nodes   []Node    `json:"nodes"`
 	Budgets []Budget  `json:"budgets"`
+	Locks   int       `json:"locks"`   // held by this process
+	Lockers int       `json:"lockers"` // that report to the page
 }
 
 // A Guard is the guards of one name.
@@ -137,6 +139,7 @@ func (p *Page) report(name string) *Report {
 		}
 		rep.Nodes = append(rep.Nodes, node)
 	}
+	rep.Locks, rep.Lockers = p.registry.Locks()
 	for _, b := range p.registry.Budgets() {
 		rep.Budgets = append(rep.Budgets, Budget{
 			Name: b.Name, Remaining: b.State.Remaining, Burst: b.Limit.Burst, Spent: b.State.Spent, Paused: b.State.Paused.Seconds(),

@@ -11,6 +11,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
+	"github.com/stampedeguard/stampede/lock"
 )
 
 // A Guard is a guard without the type of its values.
@@ -30,9 +31,13 @@ var (
 	_ Budget = (*budget.Budget)(nil)
 	_ Guard  = (*guard.Guard[any])(nil)
 	_ store  = (*cache.Redis)(nil)
+	_ locker = (*lock.Locker)(nil)
 )
 
-type store interface{ Nodes() []cache.NodeStatus }
+type (
+	store  interface{ Nodes() []cache.NodeStatus }
+	locker interface{ Held() int }
+)
 
 // A Registry knows the components that report to an observer. The zero Registry is ready
 // for use, by several goroutines.
@@ -41,6 +46,7 @@ type Registry struct {
 	guards  map[string]*guards
 	stores  map[int]store
 	budgets map[string]Budget
+	lockers map[int]locker
 	number  int
 }
 
@@ -70,6 +76,12 @@ func (r *Registry) Attach(c cache.Component) (detach func()) {
 				delete(r.budgets, c.Name)
 			}
 		})
+	case locker:
+		if r.lockers == nil {
+			r.lockers = map[int]locker{}
+		}
+		r.lockers[n] = self
+		return r.detach(func() { delete(r.lockers, n) })
 	case store:
 		if r.stores == nil {
 			r.stores = map[int]store{}
@@ -173,6 +185,17 @@ func (r *Registry) Nodes() []cache.NodeStatus {
 	return slices.SortedFunc(maps.Values(of), func(a, b cache.NodeStatus) int { return cmp.Compare(a.Addr, b.Addr) })
 }
 
+// Locks is the number of locks that are held now, and of lockers.
+func (r *Registry) Locks() (held, lockers int) {
+	r.mu.Lock()
+	all := slices.Collect(maps.Values(r.lockers))
+	r.mu.Unlock()
+	for _, l := range all {
+		held += l.Held()
+	}
+	return held, len(all)
+}
+
 // Collect records the numbers that components keep themselves.
 func (r *Registry) Collect(record Recorder) {
 	for _, g := range r.Guards() {
@@ -184,6 +207,9 @@ func (r *Registry) Collect(record Recorder) {
 		record(breakerStatus, flag(!n.BreakerOpen), "closed", host, number)
 		record(subscriptionStatus, flag(n.Subscribed), "live", host, number)
 		record(subscriptionStatus, flag(!n.Subscribed), "lost", host, number)
+	}
+	if held, lockers := r.Locks(); lockers > 0 {
+		record(lockActive, float64(held))
 	}
 	for _, b := range r.Budgets() {
 		record(budgetRemaining, float64(b.State.Remaining), b.Name)

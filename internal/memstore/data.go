@@ -18,6 +18,8 @@ type data struct {
 	keys  map[string]*key
 	alive map[store.Process]*Store
 	tags  tags
+	locks map[string]*lock
+	fence uint64    // of the last grant of any lock
 	began time.Time // the clock of entries starts here
 
 	// lru holds the keys that have an entry; bytes is what those cost. All
@@ -40,7 +42,8 @@ const entryAllowance = 256
 
 func newData(opts Options) (*data, error) {
 	d := &data{
-		keys: map[string]*key{}, alive: map[store.Process]*Store{}, maxBytes: opts.MaxBytes, tags: newTags(), began: time.Now(),
+		keys: map[string]*key{}, locks: map[string]*lock{}, alive: map[store.Process]*Store{},
+		maxBytes: opts.MaxBytes, tags: newTags(), began: time.Now(), fence: uint64(max(0, time.Now().UnixMicro())),
 	}
 	var err error
 	d.lru, err = simplelru.NewLRU(opts.MaxEntries, d.evicted)

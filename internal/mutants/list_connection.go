@@ -12,7 +12,7 @@ func connectionMutants() []Mutant {
 		in(redisStore, "a watch is confirmed before its subscription", "		if ch.requested && ch.pending == 0 {\n			w.Push", "		if true {\n			w.Push", conformance),
 		in(redisStore, "a renewed lease ends as if it was not", "		r.due, r.expires = sent.Add(r.ttl/3), sent.Add(r.ttl)\n	}\n}", "		r.due = sent.Add(r.ttl / 3)\n	}\n}", Sim(1500, "calm")),
 		in(redisStore, "a lease is renewed for ever", "case now.After(r.until):", "case false:", conformance),
-		in(redisStore, "the loss of a lease is not told to its fetch", "			s.ledger.lose(batch[i].token)\n", "", Test("guard", "TestUselessFetchWithoutALeaseIsCancelled")),
+		in(redisStore, "the loss of a lease is not told to its fetch", "			s.ledger.lose(batch[i].token)\n", "", Test(redisStore, "TestLeaseEndedElsewhereIsLostAtItsRenewal")),
 		in(redisStore, "tokens that were never answered are not released", "err = errors.Join(err, s.releaseAll(s.ledger.unanswered()))", "", Sim(1500, "left behind", "P7")),
 		in(redisStore, "an own orphan is waited for", "return r == nil || r.state == unanswered", "return r == nil && false", Test("guard", "TestLostGrantOfThisProcessIsNotAwaited")),
 		in(redisStore, "a lease is renewed while its fill is under way", "	r.state = giving\n	return r.ttl", "	return r.ttl", Test(redisStore, "TestLeaseIsNotRenewedWhileItIsReturned")),

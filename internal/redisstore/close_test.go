@@ -100,10 +100,11 @@ func TestCloseIsNotOvertakenByALateAcquire(t *testing.T) {
 	})
 }
 
+// An acquire may be answered while Close gives its token back.
 func TestCloseReleasesGrantsItOvertakes(t *testing.T) {
-	g := newGate(isAcquire)
-	bubble(t, redisstore.Options{}, g, func(t *testing.T, s *redisstore.Store, server *redistest.Embedded) {
-		open := g.shut(&g.ret)
+	grants, releases := newGate(isAcquire), newGate(hasKeys(2))
+	bubble(t, redisstore.Options{}, grants, func(t *testing.T, s *redisstore.Store, server *redistest.Embedded) {
+		answer, release := grants.shut(&grants.ret), releases.shut(&releases.ret)
 		answers := make(chan []store.Answer, 1)
 		go func() { answers <- s.Acquire(context.Background(), []store.Request{lasting("a"), lasting("b")}) }()
 		synctest.Wait()
@@ -111,7 +112,9 @@ func TestCloseReleasesGrantsItOvertakes(t *testing.T) {
 			t.Fatal("the leases were not granted")
 		}
 		closed := closing(s)
-		open()
+		answer()
+		synctest.Wait()
+		release()
 		for i, a := range <-answers {
 			if a.Err == nil {
 				t.Errorf("request %d is answered %v by a closed store", i, a.Verdict)
@@ -121,7 +124,7 @@ func TestCloseReleasesGrantsItOvertakes(t *testing.T) {
 		if server.Exists("test:{a}:lease") || server.Exists("test:{b}:lease") {
 			t.Error("a lease is left behind")
 		}
-	})
+	}, releases)
 }
 
 // A lease whose fill is lost is to end, and one whose fill is late must not outlast it.
@@ -147,6 +150,22 @@ func TestLeaseIsNotRenewedWhileItIsReturned(t *testing.T) {
 		open()
 		if err := errors.Join((<-filled).Err, s.Close()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// A holder learns at its next renewal that another process has ended its lease, and not
+// only when the lease would have expired.
+func TestLeaseEndedElsewhereIsLostAtItsRenewal(t *testing.T) {
+	bubble(t, redisstore.Options{}, nil, func(t *testing.T, s *redisstore.Store, server *redistest.Embedded) {
+		other := opened(t, server.Client(), redisstore.Options{})
+		l := granted(t, s, "k") // for 20 s
+		if err := remove(t.Context(), other, "k"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		if !l.IsLost() {
+			t.Error("10 s after its lease of 20 s was ended, the holder does not know")
 		}
 	})
 }

@@ -60,6 +60,9 @@ type Store struct {
 	feeds    store.Feeds
 	carried  tagTable
 
+	locking sync.Once
+	lone    *redis.Client // for locks, on a single server: each call of it is bounded
+
 	// Close sets closing first, and ends ctx when everything has been given back.
 	closing atomic.Bool
 	ctx     context.Context

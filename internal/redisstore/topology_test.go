@@ -21,9 +21,19 @@ import (
 type cable struct {
 	server *redistest.Embedded
 
-	mu    sync.Mutex
-	isCut bool
-	conns []net.Conn
+	hangs chan struct{} // a dial waits until it is closed; nil: none waits
+
+	mu     sync.Mutex
+	isCut  bool
+	dialed bool
+	conns  []net.Conn
+}
+
+// wasDialed reports whether a connection was asked for.
+func (l *cable) wasDialed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.dialed
 }
 
 func newCable(t *testing.T) *cable { return &cable{server: redistest.RunEmbeddedInMemory(t)} }
@@ -33,6 +43,12 @@ func (l *cable) client(t *testing.T, addr string) *redis.Client {
 	dial := o.Dialer
 	o.Addr, o.DialerRetries = addr, 1
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		l.mu.Lock()
+		l.dialed = true
+		l.mu.Unlock()
+		if l.hangs != nil {
+			<-l.hangs
+		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if l.isCut {
@@ -201,13 +217,15 @@ func TestNewMasterPutsTheFeedDown(t *testing.T) {
 		if before == 0 {
 			t.Fatal("the feed is not live")
 		}
-		now.cut()
+		now.hangs = make(chan struct{})
 		c.change(0, first, now.client(t, "127.0.0.1:2"))
-		time.Sleep(5 * time.Second)
+		for !now.wasDialed() {
+			time.Sleep(10 * time.Millisecond)
+		}
 		if f.Epoch() != 0 {
 			t.Error("the feed is live, and one master is not heard")
 		}
-		now.mend()
+		close(now.hangs)
 		time.Sleep(5 * time.Second)
 		if e := f.Epoch(); e == 0 || e == before {
 			t.Errorf("with all masters heard the epoch is %d, was %d", e, before)

@@ -16,6 +16,7 @@ type Lease struct {
 	mu     sync.Mutex
 	lost   bool
 	onLost func()
+	gone   chan struct{} // closed when the lease is lost; nil until it is asked for
 }
 
 // IsLost reports whether the store has learned that the lease is gone while it should
@@ -39,12 +40,28 @@ func (l *Lease) OnLost(f func()) {
 	l.onLost = f
 }
 
+// Lost is closed when the lease is lost.
+func (l *Lease) Lost() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone == nil {
+		l.gone = make(chan struct{})
+		if l.lost {
+			close(l.gone)
+		}
+	}
+	return l.gone
+}
+
 // Lose marks the lease as lost. The store calls it, once or more.
 func (l *Lease) Lose() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.lost && l.onLost != nil {
 		go l.onLost()
+	}
+	if !l.lost && l.gone != nil {
+		close(l.gone)
 	}
 	l.lost = true
 }

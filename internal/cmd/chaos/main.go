@@ -28,10 +28,12 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/stampedeguard/stampede/internal/harness/chaos"
+	"github.com/stampedeguard/stampede/internal/harness/lockchaos"
 )
 
 func main() {
 	chaos.ChildMain()
+	lockchaos.ChildMain()
 	logging.Disable() // servers that are down are what this is about
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends it at once
@@ -40,6 +42,9 @@ func main() {
 
 func run(ctx context.Context, args []string, out, progress io.Writer) int {
 	opts, asJSON, err := parse(args, progress)
+	if locks := (*locksError)(nil); errors.As(err, &locks) {
+		return runLocks(ctx, locks.opts, asJSON, out, progress)
+	}
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -66,6 +71,30 @@ func run(ctx context.Context, args []string, out, progress io.Writer) int {
 	return 0
 }
 
+// A locksError says that the load is locks.
+type locksError struct{ opts lockchaos.Options }
+
+func (*locksError) Error() string { return "chaos: -load locks" }
+
+// runLocks is run for the load of locks.
+func runLocks(ctx context.Context, opts lockchaos.Options, asJSON bool, out, progress io.Writer) int {
+	res, err := lockchaos.Run(ctx, opts)
+	if res != nil {
+		write := res.WriteText
+		if asJSON {
+			write = res.WriteJSON
+		}
+		err = errors.Join(err, write(out))
+	}
+	if err != nil {
+		fmt.Fprintln(progress, err)
+	}
+	if err != nil || !res.OK() {
+		return 1
+	}
+	return 0
+}
+
 func parse(args []string, out io.Writer) (opts chaos.Options, asJSON bool, err error) {
 	opts.Progress = out
 	flags := flag.NewFlagSet("chaos", flag.ContinueOnError)
@@ -77,6 +106,7 @@ func parse(args []string, out io.Writer) (opts chaos.Options, asJSON bool, err e
 	flags.Float64Var(&opts.Rate, "rate", 200, "`callers` in a second, in each process")
 	flags.DurationVar(&opts.RedisTimeout, "redis-timeout", 0, "of the stores (default: theirs; raise it on a busy machine)")
 	flags.DurationVar(&opts.Calm, "calm", 0, "before the first fault (default: a tenth of -for, at least 3s)")
+	load := flags.String("load", "guards", "guards or locks (with -for, -redis, -seed, -procs and -json only; -redis quorum is for locks)")
 	names := flags.String("faults", "", "`names`, with commas between (default: all that there are on the Redis)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object instead of the table")
 	flags.BoolVar(&opts.Verbose, "v", false, "tell of breakers and subscriptions as they change")
@@ -90,6 +120,9 @@ func parse(args []string, out io.Writer) (opts chaos.Options, asJSON bool, err e
 	}
 	if err := flags.Parse(args); err != nil {
 		return opts, asJSON, err
+	}
+	if *load == "locks" {
+		return opts, asJSON, &locksError{lockchaos.Options{For: opts.For, Kind: opts.Topology, Seed: opts.Seed, Procs: opts.Procs, Progress: out}}
 	}
 	if *names != "" {
 		opts.Faults = strings.Split(*names, ",")

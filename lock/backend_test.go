@@ -1,0 +1,74 @@
+package lock_test
+
+import (
+	"testing"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
+	"github.com/stampedeguard/stampede/lock"
+	"github.com/stampedeguard/stampede/lock/locktest"
+)
+
+func TestRedisKeepsContract(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+		flush(t, server)
+		return func() lock.Backend { return lock.On(redisStore(t, server)) }
+	})
+}
+
+func TestClusterKeepsContract(t *testing.T) {
+	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
+	n := 0
+	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+		n++
+		namespace := "test" + string(rune('a'+n))
+		return func() lock.Backend {
+			s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: namespace})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Close() })
+			return lock.On(s)
+		}
+	})
+}
+
+func TestMemoryKeepsContract(t *testing.T) {
+	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+		first := memoryStore(t)
+		return func() lock.Backend {
+			s := first.Join()
+			t.Cleanup(func() { _ = s.Close() })
+			return lock.On(s)
+		}
+	})
+}
+
+func TestPlainRedisKeepsContract(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+		flush(t, server)
+		return func() lock.Backend { return lock.Plain(server.Client()) }
+	})
+}
+
+func TestFilesKeepContract(t *testing.T) {
+	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+		dir := t.TempDir()
+		return func() lock.Backend {
+			b, err := lock.Files(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+	})
+}
+
+func flush(t *testing.T, server *redistest.Server) {
+	t.Helper()
+	if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,412 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+// A Lock is a granted lock. It is safe for concurrent use. It is renewed until Unlock, or
+// until it is lost.
+type Lock struct {
+	l         *Locker
+	name      string
+	id        ID
+	fence     uint64
+	attempt   int
+	takenOver bool
+	waited    time.Duration
+	looks     int
+	round     *round
+	ttl       time.Duration
+	granted   time.Time
+
+	terms    *jobTerms // of a Worker
+	previous []byte
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu       sync.Mutex // guards memory only
+	state    lockState
+	until    time.Time // certainly held before
+	renewal  *time.Timer
+	expiry   *time.Timer
+	votes    []Vote // of the last renewal; nil: none yet
+	released chan struct{}
+	err      error // of the release
+}
+
+// The states of a lock.
+type lockState byte
+
+const (
+	lockHeld lockState = iota
+	lockLost
+	lockEnded // it was given back, or is being given back
+)
+
+// Context ends when the lock is lost, by this process's own clock before any other process
+// can hold the lock, and when it is unlocked. [context.Cause] is [ErrLost], or [ErrClosed] if
+// the Locker was closed. It carries the values of the context that the lock was asked for
+// with; inside Do, it also ends with that context.
+//
+// Its methods compare the clock at each call, so a process that was suspended finds the
+// context ended although no timer has fired yet. A context that is derived from it ends when
+// the timer fires, a moment later: before a write that must not come late call [Lock.Valid],
+// or send [Lock.Fence] along.
+func (k *Lock) Context() context.Context { return k.ctx }
+
+// Lost is closed when the lock is lost or unlocked: the Done channel of [Lock.Context].
+func (k *Lock) Lost() <-chan struct{} { return k.ctx.Done() }
+
+// ID names this grant of the lock, for [Locker.Unlock].
+func (k *Lock) ID() ID { return k.id }
+
+// Name is the lock's name.
+func (k *Lock) Name() string { return k.name }
+
+// Fence is greater than that of each earlier holder of the name. Send it with each write
+// and have the resource refuse a smaller one than it has seen. Zero: the backend has none.
+func (k *Lock) Fence() uint64 { return k.fence }
+
+// Attempt is 1, and one more for each holder that died since the last release. Zero: the
+// backend does not count.
+func (k *Lock) Attempt() int { return k.attempt }
+
+// TakenOver reports whether a holder was replaced before its TTL had passed, as its process
+// was dead.
+func (k *Lock) TakenOver() bool { return k.takenOver }
+
+// Waited is how long the call that got the lock has taken.
+func (k *Lock) Waited() time.Duration { return k.waited }
+
+// Spins is how often that call has asked in vain.
+func (k *Lock) Spins() int { return k.looks - 1 }
+
+// Valid is how long the lock is certainly held from now on, even if no renewal succeeds.
+// Zero: it is lost, or was unlocked.
+func (k *Lock) Valid() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.state != lockHeld {
+		return 0
+	}
+	return max(0, left(k.until))
+}
+
+// Status tells what each backend has last said of the lock.
+func (k *Lock) Status() []Vote {
+	k.mu.Lock()
+	votes := k.votes
+	k.mu.Unlock()
+	if votes == nil {
+		votes, _ = k.round.answers()
+	}
+	return votes
+}
+
+// left is how long it is until a time. The wall clock counts as well: where a suspended
+// machine stops the monotonic one, it goes on.
+func left(until time.Time) time.Duration {
+	now := time.Now()
+	return min(until.Sub(now), until.Round(0).Sub(now.Round(0)))
+}
+
+// begin starts the life of a lock whose request was sent at the given time. The lock's
+// context ends with ctx if bound is set.
+func (k *Lock) begin(ctx context.Context, bound bool, sent time.Time) error {
+	l := k.l
+	k.until = sent.Add(k.ttl - l.opts.drift(k.ttl))
+	rest := left(k.until)
+	if rest <= 0 {
+		return fmt.Errorf("%w: %q was granted too late to be of use: the answer took %v", ErrUnavailable, cut(k.name), time.Since(sent))
+	}
+	k.released = make(chan struct{})
+	if !bound {
+		ctx = context.WithoutCancel(ctx)
+	}
+	inner, cancel := context.WithCancelCause(ctx)
+	k.ctx, k.cancel = &lockContext{inner, k}, cancel
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		cancel(ErrClosed)
+		return ErrClosed
+	}
+	l.held[k.id] = k
+	l.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if l.opts.NoRenew {
+		k.expireAfterLocked(rest)
+	} else {
+		k.renewal = time.AfterFunc(min(k.ttl/3, rest), k.renew)
+	}
+	return nil
+}
+
+// A lockContext ends with its lock: its methods look at the clock.
+type lockContext struct {
+	context.Context
+	k *Lock
+}
+
+// Done implements [context.Context].
+func (c *lockContext) Done() <-chan struct{} {
+	c.k.check()
+	return c.Context.Done()
+}
+
+// Err implements [context.Context].
+func (c *lockContext) Err() error {
+	c.k.check()
+	return c.Context.Err()
+}
+
+// check ends the lock if its time is over.
+func (k *Lock) check() {
+	k.mu.Lock()
+	over := k.state == lockHeld && left(k.until) <= 0
+	k.mu.Unlock()
+	if over {
+		k.lose(errors.New("it was not renewed in time"))
+	}
+}
+
+// expireAfterLocked has the lock end after so long.
+func (k *Lock) expireAfterLocked(d time.Duration) {
+	if k.expiry != nil {
+		k.expiry.Reset(d)
+		return
+	}
+	k.expiry = time.AfterFunc(d, func() {
+		k.mu.Lock()
+		rest := left(k.until)
+		if k.state == lockHeld && rest > 0 { // it was extended meanwhile
+			k.expireAfterLocked(rest)
+		}
+		k.mu.Unlock()
+		k.check()
+	})
+}
+
+// lose ends a lock that should still be held.
+func (k *Lock) lose(why error) {
+	k.mu.Lock()
+	if k.state != lockHeld {
+		k.mu.Unlock()
+		return
+	}
+	k.state = lockLost
+	k.stopLocked()
+	k.mu.Unlock()
+	k.cancel(ErrLost)
+	k.l.observe(cache.LeaseLost, k.name, cache.Event{Token: cache.Token(k.id), Err: why})
+}
+
+func (k *Lock) stopLocked() {
+	if k.renewal != nil {
+		k.renewal.Stop()
+	}
+	if k.expiry != nil {
+		k.expiry.Stop()
+	}
+}
+
+// renew extends the lock, from the timer's goroutine. It is tried again soon if no majority
+// has answered.
+func (k *Lock) renew() {
+	k.l.spawn(func() {
+		k.mu.Lock()
+		rest := left(k.until)
+		if k.state != lockHeld {
+			k.mu.Unlock()
+			return
+		}
+		k.expireAfterLocked(max(rest, 0))
+		ttl := k.ttl
+		k.mu.Unlock()
+		next := ttl / 3
+		ctx, cancel := context.WithTimeout(k.l.ctx, max(ttl/4, minTTL))
+		defer cancel()
+		if err := k.extend(ctx, ttl); errors.Is(err, ErrLost) {
+			return
+		} else if err != nil {
+			next = ttl / 12
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.state == lockHeld {
+			k.renewal.Reset(next)
+		}
+	})
+}
+
+// Extend has the lock end ttl from now, unless it is renewed: for a holder without renewal,
+// or before a step that must not be interrupted. ErrLost: the lock is not held any more; a
+// lost lock never comes back. Another error: no majority answered, and the lock ends when it
+// would have.
+func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
+	if err := k.l.ready(ctx); err != nil {
+		return err
+	}
+	if ttl = ttl.Truncate(time.Millisecond); ttl < minTTL {
+		return fmt.Errorf("lock: Extend: the TTL is %v, must be at least %v", ttl, minTTL)
+	}
+	return k.extend(ctx, ttl)
+}
+
+func (k *Lock) extend(ctx context.Context, ttl time.Duration) error {
+	l := k.l
+	if k.Valid() == 0 {
+		k.check()
+		return ErrLost
+	}
+	h := k.hold()
+	h.TTL, h.Fence = ttl, k.fence
+	if k.terms != nil {
+		h.job = &jobOutcome{jobTerms: *k.terms}
+	}
+	sent := time.Now()
+	votes, yes := l.each(ctx, func(ctx context.Context, i int) (bool, error) { return l.backends[i].Extend(ctx, h) })
+	if yes < l.quorum {
+		if count(votes, VoteNo) > len(votes)-l.quorum {
+			k.lose(&HeldError{Name: k.name, Votes: votes})
+			return ErrLost
+		}
+		return l.noQuorum(k.name, votes)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.votes = votes
+	if k.state != lockHeld || left(k.until) <= 0 { // it ended by the clock meanwhile
+		return ErrLost
+	}
+	k.until = sent.Add(ttl - l.opts.drift(ttl))
+	k.expireAfterLocked(max(left(k.until), 0))
+	return nil
+}
+
+func (k *Lock) hold() Hold { return Hold{Name: k.name, ID: k.id, Holders: k.l.opts.Holders} }
+
+// Unlock gives the lock back. ErrLost: it was not held any more. Another error: no majority
+// answered, and the release is repeated in the background until the lock would have ended.
+// The release is carried out even if ctx has ended. Later calls return what the first one
+// did.
+func (k *Lock) Unlock(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
+	return k.end(errUnlocked)
+}
+
+// end gives the lock back, once. Its context ends with the given cause.
+func (k *Lock) end(cause error) error {
+	_, err := k.endWith(cause, nil)
+	return err
+}
+
+// endWith gives the lock back with the outcome of an attempt, if there is one.
+func (k *Lock) endWith(cause error, outcome *jobOutcome) (first bool, err error) {
+	k.mu.Lock()
+	if k.state == lockEnded {
+		k.mu.Unlock()
+		<-k.released
+		return false, k.err
+	}
+	lost := k.state == lockLost || left(k.until) <= 0
+	until := k.until
+	k.state = lockEnded
+	k.stopLocked()
+	k.mu.Unlock()
+	if lost {
+		cause = ErrLost
+	}
+	k.cancel(cause)
+	k.round.finish()
+	h := k.hold()
+	h.job = outcome
+	if outcome == nil && k.terms != nil {
+		h.job = &jobOutcome{jobTerms: *k.terms}
+	}
+	held, err := k.l.release(context.WithoutCancel(k.ctx), h)
+	switch {
+	case err != nil:
+		if outcome != nil { // the caller reads the answer of its own
+			again := *outcome
+			h.job = &again
+		}
+		k.l.spawn(func() { k.l.releaseLater(h, until.Add(k.l.opts.drift(k.ttl))) })
+		if lost {
+			err = ErrLost
+		}
+	case !held || lost:
+		err = ErrLost
+	}
+	k.l.forget(k)
+	k.err = err
+	close(k.released)
+	k.l.nudge(k.name)
+	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id), Duration: time.Since(k.granted), Err: err})
+	return true, err
+}
+
+func (l *Locker) forget(k *Lock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.held, k.id)
+}
+
+// releaseLater repeats a release that was not answered until the lock would have ended, or
+// the Locker is closed.
+func (l *Locker) releaseLater(h Hold, until time.Time) {
+	for wait := 50 * time.Millisecond; time.Now().Before(until); wait = min(2*wait, time.Second) {
+		if sleep(l.ctx, wait) != nil {
+			return
+		}
+		if _, err := l.release(l.ctx, h); err == nil {
+			l.nudge(h.Name)
+			return
+		}
+	}
+}
+
+// sleep waits, and returns an error if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func ignoreLost(err error) error {
+	if errors.Is(err, ErrLost) {
+		return nil
+	}
+	return err
+}
+
+// joined is errors.Join, which leaves a single error as it is.
+func joined(errs ...error) error {
+	var one error
+	n := 0
+	for _, err := range errs {
+		if err != nil {
+			one = err
+			n++
+		}
+	}
+	if n < 2 {
+		return one
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,206 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
+	"github.com/stampedeguard/stampede/lock"
+)
+
+// A flaky backend can be made to answer nothing.
+type flaky struct {
+	lock.Backend
+	away atomic.Bool
+}
+
+var errAway = errors.New("away")
+
+func (f *flaky) Acquire(ctx context.Context, r lock.Request) (lock.Grant, error) {
+	if f.away.Load() {
+		return lock.Grant{}, errAway
+	}
+	return f.Backend.Acquire(ctx, r)
+}
+
+func (f *flaky) Extend(ctx context.Context, h lock.Hold) (bool, error) {
+	if f.away.Load() {
+		return false, errAway
+	}
+	return f.Backend.Extend(ctx, h)
+}
+
+func (f *flaky) Release(ctx context.Context, h lock.Hold) (bool, error) {
+	if f.away.Load() {
+		return false, errAway
+	}
+	return f.Backend.Release(ctx, h)
+}
+
+func (f *flaky) Inspect(ctx context.Context, name string, holders int) (lock.State, error) {
+	if f.away.Load() {
+		return lock.State{}, errAway
+	}
+	return f.Backend.Inspect(ctx, name, holders)
+}
+
+// memories are n independent places; process returns backends on them, as of another process.
+func memories(t *testing.T, n int) (process func() (flakies []*flaky, backends []lock.Backend)) {
+	var all []*cache.Memory
+	for range n {
+		all = append(all, memoryStore(t))
+	}
+	return func() (flakies []*flaky, backends []lock.Backend) {
+		for _, m := range all {
+			s := m.Join()
+			t.Cleanup(func() { _ = s.Close() })
+			f := &flaky{Backend: lock.On(s)}
+			flakies, backends = append(flakies, f), append(backends, f)
+		}
+		return flakies, backends
+	}
+}
+
+func TestQuorumOutlivesMinority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		process := memories(t, 5)
+		flakies, backends := process()
+		l := newLocker(t, lock.Options{TTL: time.Second}, backends...)
+		flakies[0].away.Store(true)
+		flakies[3].away.Store(true)
+		k := mustLock(t, l, "n")
+		time.Sleep(10 * time.Second)
+		if k.Valid() == 0 || k.Fence() == 0 {
+			t.Fatal("the lock is lost with two of five backends away")
+		}
+		states := map[lock.VoteState]int{}
+		for _, v := range k.Status() {
+			states[v.State]++
+		}
+		if states[lock.VoteYes] != 3 || states[lock.VoteError] != 2 {
+			t.Errorf("votes %v", k.Status())
+		}
+		flakies[1].away.Store(true)
+		lost := time.Now()
+		<-k.Lost()
+		if d := time.Since(lost); d > time.Second {
+			t.Errorf("lost after %v", d)
+		}
+		_, err := l.TryLock(t.Context(), "n")
+		var none *lock.QuorumError
+		if !errors.As(err, &none) || !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, errAway) || strings.Count(err.Error(), "away") != 3 {
+			t.Errorf("TryLock: %v", err)
+		}
+		if err := k.Unlock(t.Context()); !errors.Is(err, lock.ErrLost) {
+			t.Errorf("Unlock: %v", err)
+		}
+	})
+}
+
+func TestQuorumHasOneHolderAtATime(t *testing.T) {
+	process := memories(t, 3)
+	var inside, done atomic.Int64
+	var last atomic.Uint64
+	var wg sync.WaitGroup
+	for i := range 4 {
+		flakies, backends := process()
+		flakies[i%3].away.Store(i < 2)
+		l := newLocker(t, lock.Options{Retry: 5 * time.Millisecond}, backends...)
+		wg.Go(func() {
+			for range 20 {
+				if err := l.Do(within(t), "n", func(_ context.Context, k *lock.Lock) error {
+					if inside.Add(1) != 1 {
+						t.Error("two holders")
+					}
+					if before := last.Swap(k.Fence()); before >= k.Fence() {
+						t.Errorf("fence %d after %d", k.Fence(), before)
+					}
+					inside.Add(-1)
+					done.Add(1)
+					return nil
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if done.Load() != 80 {
+		t.Errorf("%d done", done.Load())
+	}
+}
+
+func TestFencesRiseWhenMajorityChanges(t *testing.T) {
+	process := memories(t, 3)
+	flakies, backends := process()
+	l := newLocker(t, lock.Options{}, backends...)
+	var last uint64
+	for i := range 30 {
+		away := flakies[i%3]
+		away.away.Store(true)
+		for range i % 5 {
+			k := mustLock(t, l, "n")
+			if k.Fence() <= last {
+				t.Fatalf("fence %d after %d", k.Fence(), last)
+			}
+			last = k.Fence()
+			mustUnlock(t, k)
+		}
+		away.away.Store(false)
+	}
+}
+
+// quorum starts n servers, and waits until they vote for locks of 100 ms.
+func quorum(t *testing.T, n int) (servers []*redistest.Server, process func(lock.Options) *lock.Locker) {
+	for range n {
+		servers = append(servers, redistest.RunStandalone(t, redistest.StandaloneConfig{}))
+	}
+	return servers, func(opts lock.Options) *lock.Locker {
+		var backends []lock.Backend
+		for _, s := range servers {
+			backends = append(backends, lock.On(redisStore(t, s)))
+		}
+		return newLocker(t, opts, backends...)
+	}
+}
+
+func TestRestartedServersAbstain(t *testing.T) {
+	servers, process := quorum(t, 3)
+	const ttl = 2 * time.Second
+	a, b := process(lock.Options{TTL: ttl}), process(lock.Options{TTL: ttl})
+	k := mustLock(t, a, "n") // once they vote
+	for _, s := range servers[:2] {
+		if err := s.RestartEmpty(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for k.Context().Err() == nil {
+		if other, err := b.TryLock(within(t), "n"); err == nil {
+			if k.Context().Err() == nil {
+				t.Errorf("another process has the lock, after two of three servers forgot it: %v", other.Status())
+			}
+			return
+		}
+	}
+	mustUnlock(t, mustLock(t, b, "n"))
+}
+
+func TestOneServerTwiceIsFound(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	for name, b := range map[string][]lock.Backend{
+		"store": {lock.On(redisStore(t, server)), lock.On(redisStore(t, server)), lock.On(memoryStore(t))},
+		"plain": {lock.Plain(server.Client()), lock.Plain(server.Client()), lock.On(memoryStore(t))},
+	} {
+		l := newLocker(t, lock.Options{TTL: 100 * time.Millisecond}, b...)
+		if _, err := l.Lock(within(t), "n"); !errors.Is(err, lock.ErrSameServer) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+)
+
+const (
+	// deadAgain is the time between two looks at a holder that looks dead.
+	deadAgain = 50 * time.Millisecond
+	// firstPoll is the first time between two looks of a waiter: one that is woken by
+	// messages polls only in case one is missed.
+	firstPoll, firstPollWatched = 5 * time.Millisecond, 50 * time.Millisecond
+	// splitTries is how often TryLock asks again after the votes were split.
+	splitTries = 5
+	// splitPause is the longest pause after split votes, times the looks so far.
+	splitPause = 5 * time.Millisecond
+)
+
+// Lock waits for the lock and returns it. It returns a [HeldError] when Options.Wait or
+// Options.Attempts is used up, the cause of ctx when that ends, and ErrUnavailable at once
+// if no majority answers. The end of ctx does not end the lock: call Unlock.
+func (l *Locker) Lock(ctx context.Context, name string) (*Lock, error) {
+	return l.acquire(ctx, name, terms{wait: true})
+}
+
+// TryLock returns the lock, or a [HeldError] at once.
+func (l *Locker) TryLock(ctx context.Context, name string) (*Lock, error) {
+	return l.acquire(ctx, name, terms{})
+}
+
+// terms are how a lock is asked for.
+type terms struct {
+	wait    bool      // until it is free
+	forever bool      // Options.Wait and Options.Attempts do not count
+	bound   bool      // the lock's context ends with the caller's
+	job     *jobTerms // of a Worker
+}
+
+func (l *Locker) acquire(ctx context.Context, name string, t terms) (*Lock, error) {
+	began := time.Now()
+	if err := l.ready(ctx); err != nil {
+		return nil, err
+	}
+	a := &asker{l: l, name: name, terms: t, began: began}
+	k, err := a.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k.waited, k.looks = time.Since(began), a.looks
+	return k, nil
+}
+
+// An asker is one call that asks for a lock.
+type asker struct {
+	l     *Locker
+	name  string
+	terms terms
+	began time.Time
+	me    *waiter
+
+	looks   int
+	last    error // the last refusal
+	waiting bool  // WaitBegan was reported
+	poll    time.Duration
+	dead    ID // a holder that looked dead
+	deadAt  time.Time
+
+	changed <-chan struct{} // nil until the lock was found to be held
+	stop    func()
+}
+
+// run asks until the lock is granted or there is no more hope.
+func (a *asker) run(ctx context.Context) (*Lock, error) {
+	l := a.l
+	var end <-chan time.Time
+	if a.terms.wait {
+		a.me = l.join(a.name)
+		defer l.leave(a.name, a.me)
+		if l.opts.Wait > 0 && !a.terms.forever {
+			timer := time.NewTimer(l.opts.Wait)
+			defer timer.Stop()
+			end = timer.C
+		}
+		select {
+		case <-a.me.turn:
+		default:
+			a.waits()
+			select {
+			case <-a.me.turn:
+			case <-end:
+				return a.gaveUp(&HeldError{Name: a.name})
+			case <-ctx.Done():
+				return a.gaveUp(a.ended(ctx))
+			case <-l.ctx.Done():
+				return a.gaveUp(ErrClosed)
+			}
+		}
+	}
+	defer func() {
+		if a.stop != nil {
+			a.stop()
+		}
+	}()
+	for {
+		k, why := l.ask(ctx, a.name, a.suspect(), &a.terms)
+		a.looks++
+		if why == nil {
+			a.waitEnds(nil)
+			return k, nil
+		}
+		a.last = why.err
+		pause, err := a.consider(why)
+		if err != nil {
+			return a.gaveUp(err)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-a.changed:
+		case <-a.nudges():
+		case <-end:
+			timer.Stop()
+			return a.gaveUp(a.last)
+		case <-ctx.Done():
+			timer.Stop()
+			return a.gaveUp(a.ended(ctx))
+		case <-l.ctx.Done():
+			timer.Stop()
+			return a.gaveUp(ErrClosed)
+		}
+		timer.Stop()
+	}
+}
+
+func (a *asker) nudges() <-chan struct{} {
+	if a.me == nil {
+		return nil
+	}
+	return a.me.nudge
+}
+
+// consider returns how long to wait before the next look, or the error to end with.
+func (a *asker) consider(why *refusal) (time.Duration, error) {
+	l := a.l
+	switch {
+	case !errors.Is(why.err, ErrHeld):
+		return 0, why.err
+	case why.job != nil && why.job.ended:
+		return 0, why.job
+	case !a.terms.wait && (!why.again || a.looks > splitTries), !a.terms.forever && a.looks >= l.opts.Attempts:
+		return 0, why.err
+	}
+	a.waits()
+	if why.again { // a random time separates Lockers whose votes were split
+		longest := min(time.Duration(a.looks)*splitPause, l.opts.Retry)
+		return time.Duration(rand.Int64N(int64(longest))), nil
+	}
+	if a.stop == nil {
+		a.watch()
+	}
+	if l.opts.TakeOver {
+		switch {
+		case why.dead.IsZero():
+			a.dead = ID{}
+		case a.dead != why.dead:
+			a.dead, a.deadAt = why.dead, time.Now()
+		}
+		if !a.dead.IsZero() {
+			return deadAgain, nil
+		}
+	}
+	pause := time.Duration((0.5 + rand.Float64()/2) * float64(a.poll))
+	a.poll = min(2*a.poll, l.opts.Retry)
+	if why.left > 0 {
+		pause = min(pause, why.left+time.Millisecond)
+	}
+	return pause, nil
+}
+
+// suspect is the holder that has looked dead for long enough.
+func (a *asker) suspect() ID {
+	if a.dead.IsZero() || time.Since(a.deadAt) < deadAgain {
+		return ID{}
+	}
+	return a.dead
+}
+
+// watch subscribes to the wake-ups of all backends.
+func (a *asker) watch() {
+	a.poll = min(firstPoll, a.l.opts.Retry)
+	var stops []func()
+	merged := make(chan struct{}, 1)
+	for _, b := range a.l.backends {
+		changed, stop := b.Watch(a.name)
+		stops = append(stops, stop)
+		switch {
+		case changed == nil:
+		case len(a.l.backends) == 1:
+			a.changed = changed
+			a.poll = min(firstPollWatched, a.l.opts.Retry)
+		default:
+			done := make(chan struct{})
+			stops = append(stops, func() { close(done) })
+			a.changed = merged
+			go func() { // ends with stop
+				for {
+					select {
+					case <-changed:
+						wake(merged)
+					case <-done:
+						return
+					}
+				}
+			}()
+		}
+	}
+	a.stop = func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+func (a *asker) ended(ctx context.Context) error {
+	if a.last == nil {
+		return fmt.Errorf("lock: waiting for %q: %w", cut(a.name), context.Cause(ctx))
+	}
+	return fmt.Errorf("%w, and the wait has ended: %w", a.last, context.Cause(ctx))
+}
+
+func (a *asker) waits() {
+	if a.waiting {
+		return
+	}
+	a.waiting = true
+	var holder ID
+	if held := (*HeldError)(nil); errors.As(a.last, &held) {
+		holder = held.Holder
+	}
+	a.l.observe(cache.LeaseHeld, a.name, cache.Event{Token: cache.Token(holder)})
+	a.l.observe(cache.WaitBegan, a.name, cache.Event{Token: cache.Token(holder)})
+}
+
+func (a *asker) waitEnds(err error) {
+	if a.waiting {
+		a.l.observe(cache.WaitEnded, a.name, cache.Event{Duration: time.Since(a.began), Err: err})
+	}
+}
+
+func (a *asker) gaveUp(err error) (*Lock, error) {
+	a.waitEnds(err)
+	return nil, err
+}
