@@ -114,7 +114,7 @@ func (l *load) report(ctx context.Context) error {
 
 func (l *load) price(ctx context.Context) error {
 	key := fmt.Sprintf("price-%d", rand.IntN(50))
-	if l.is(failing) {
+	if l.is(failing) || l.is(noRedis) {
 		key = fmt.Sprintf("price-%d", rand.Int()) // a crawler: each request is a miss
 	}
 	_, err := l.prices.Get(ctx, key, func(ctx context.Context) (string, error) { return l.origin(ctx, 20*time.Millisecond) })

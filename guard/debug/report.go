@@ -56,6 +56,8 @@ type Guard struct {
 	NearEntries   int    `json:"near_entries"`
 	NearEvictions uint64 `json:"near_evictions"`
 	NearBypasses  uint64 `json:"near_bypasses"`
+	Reserve       int    `json:"reserve_entries"`
+	Queued        int    `json:"invalidations_queued"`
 
 	// Rates are calls in a second, in the last minutes, oldest first.
 	Rates Rates `json:"rates"`
@@ -156,6 +158,7 @@ func (p *Page) reportGuard(n *measure.Named) Guard {
 		Sources: map[string]uint64{}, Errors: map[string]uint64{}, Leases: measure.Leases(s), Lost: s.LeasesLost, Refused: s.FillsRefused,
 		Fetching: s.Fetching, Waiting: s.Waiting, Flights: []Flight{},
 		NearLive: s.NearLive, NearEntries: s.NearEntries, NearEvictions: s.NearEvictions, NearBypasses: s.NearBypasses,
+		Reserve: s.ReserveEntries, Queued: s.Queued,
 	}
 	if g.Requests > 0 {
 		of := float64(g.Requests)

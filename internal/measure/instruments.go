@@ -93,6 +93,12 @@ var (
 	nearEntries = &Instrument{Name: "stampede.near.entry.count", Kind: UpDownCounter, Unit: "{entry}", Observed: true,
 		Description: "Values in the near cache.",
 		Labels:      []string{guardName}}
+	reserveEntries = &Instrument{Name: "stampede.reserve.entry.count", Kind: UpDownCounter, Unit: "{entry}", Observed: true,
+		Description: "Values in the reserve for outages of the store.",
+		Labels:      []string{guardName}}
+	queuedInvalidations = &Instrument{Name: "stampede.invalidation.queue.count", Kind: UpDownCounter, Unit: "{change}", Observed: true,
+		Description: "Invalidations that the store has not acknowledged.",
+		Labels:      []string{guardName}}
 	nearEvictions = &Instrument{Name: "stampede.near.evictions", Kind: Counter, Unit: "{entry}", Observed: true,
 		Description: "Values evicted from the near cache by its bound.",
 		Labels:      []string{guardName}}
@@ -140,7 +146,7 @@ var (
 // Instruments are all of them.
 var Instruments = []*Instrument{
 	requests, fetchDuration, fetchActive, fetchTimeout, waitDuration, waitActive, leaseRequests, leaseLosses, fillRefusals, entrySize,
-	staleAge, invalidations, nearEntries, nearEvictions, nearBypasses, breakerStatus, subscriptionStatus, lateness,
+	staleAge, invalidations, nearEntries, reserveEntries, queuedInvalidations, nearEvictions, nearBypasses, breakerStatus, subscriptionStatus, lateness,
 	budgetWait, budgetRefusals, budgetPauses, budgetRemaining, budgetLimit, lockWait, lockHeld,
 	lockActive, lockLosses, workAttempts,
 }

@@ -110,6 +110,7 @@ func (r *Registry) attachGuardLocked(name string, n int, self Guard) (detach fun
 		}
 		delete(all.live, n)
 		last.Fetching, last.Waiting, last.NearEntries, last.NearLive = 0, 0, 0, false
+		last.ReserveEntries, last.ReserveBytes, last.Queued = 0, 0, 0
 		addStats(&all.closed, &last)
 	}
 }
@@ -236,6 +237,8 @@ func collectGuard(name string, s *guard.Stats, record Recorder) {
 	}
 	record(leaseLosses, float64(s.LeasesLost), name)
 	record(nearEntries, float64(s.NearEntries), name)
+	record(reserveEntries, float64(s.ReserveEntries), name)
+	record(queuedInvalidations, float64(s.Queued), name)
 	record(nearEvictions, float64(s.NearEvictions), name)
 	record(nearBypasses, float64(s.NearBypasses), name)
 }
@@ -263,6 +266,7 @@ func Sources(s *guard.Stats) []SourceCount {
 		{"stale", "", s.Stale},
 		{"own_fetch", "", s.Fetched - min(s.Fetched, s.FetchedUnguarded)},
 		{"shared_fetch", "", s.Waited - min(s.Waited, s.WaitedUnguarded)},
+		{"reserve", "", s.ReserveHits},
 		{"unguarded", "", s.FetchedUnguarded + s.WaitedUnguarded},
 		{"", "not_found", e.NotFound},
 		{"", "fetch", e.Fetch},
