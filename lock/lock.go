@@ -23,6 +23,7 @@ type Lock struct {
 	looks     int
 	round     *round
 	ttl       time.Duration
+	granted   time.Time
 
 	terms    *jobTerms // of a Worker
 	previous []byte
@@ -351,7 +352,7 @@ func (k *Lock) endWith(cause error, outcome *jobOutcome) (first bool, err error)
 	k.err = err
 	close(k.released)
 	k.l.nudge(k.name)
-	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id), Err: err})
+	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id), Duration: time.Since(k.granted), Err: err})
 	return true, err
 }
 

@@ -329,7 +329,7 @@ func (k *Lock) concluded() {
 	k.l.forget(k)
 	close(k.released)
 	k.l.nudge(k.name)
-	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id)})
+	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id), Duration: time.Since(k.granted)})
 }
 
 func (w *Worker) idempotencyKey(job string) string {
