@@ -318,7 +318,7 @@ func (k *Lock) report(o *jobOutcome) error {
 func (k *Lock) concluded() {
 	k.mu.Lock()
 	first := k.state != lockEnded
-	k.state = lockEnded
+	k.state, k.cause = lockEnded, errUnlocked
 	k.stopLocked()
 	k.mu.Unlock()
 	if !first {
