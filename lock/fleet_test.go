@@ -123,8 +123,12 @@ func TestFleetWaitsForKilledHolderWithoutTakeOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	died := time.Now()
-	mustUnlock(t, mustLock(t, l, "n"))
+	k := mustLock(t, l, "n")
+	mustUnlock(t, k)
 	t.Logf("replaced after %v", time.Since(died))
+	if k.TakenOver() {
+		t.Error("it was replaced before its TTL had passed")
+	}
 	if d := time.Since(died); d > 5*time.Second {
 		t.Errorf("replaced after %v", d)
 	}
