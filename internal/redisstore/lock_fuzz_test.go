@@ -13,8 +13,13 @@ func FuzzLockReplies(f *testing.F) {
 	f.Add("foreign", int64(0), "key", int64(0))
 	f.Fuzz(func(_ *testing.T, word string, a int64, text string, b int64) {
 		for _, reply := range []any{
-			nil, word, a, []any{}, []any{word}, []any{word, a, b, a, text, text}, []any{word, text, a, b},
-			[]any{a, b, word, a, text, b, a, text, a, b}, []any{a, b, word, a, text, b, a, text},
+			nil, word, a,
+			[]any{},
+			[]any{word},
+			[]any{word, a, b, a, text, text},
+			[]any{word, text, a, b},
+			[]any{a, b, word, a, text, b, a, text, a, b},
+			[]any{a, b, word, a, text, b, a, text},
 		} {
 			redisstore.ParseLockReplies(reply)
 		}
