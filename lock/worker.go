@@ -138,7 +138,7 @@ type Report struct {
 	Attempts int  // that have ended
 }
 
-// ErrDied: an attempt's process died.
+// ErrDied says that an attempt's process died. [Attempt.Previous] and [GaveUpError] wrap it.
 var ErrDied = errors.New("lock: the process of the attempt died")
 
 // A GaveUpError says that a job was given up.
