@@ -7,7 +7,7 @@ TESTFLAGS ?=
 
 TOOL = $(GO) tool -modfile=internal/tools/go.mod
 
-.PHONY: help deps test mutants lint fmt bench bench-peers fuzz chaos
+.PHONY: site site-check help deps test mutants lint fmt bench bench-peers fuzz chaos dashboard screenshots
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -46,9 +46,21 @@ bench-peers: deps ## measure this library beside its peers; writes docs/peers.md
 fuzz: deps ## run each fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) .ci/fuzz
 
+site: ## build the documentation site from docs/ into site/dist; needs node
+	cd site && npm ci --no-audit --no-fund && npx vitepress build
+
+site-check: site ## open each page of the site in a real browser
+	cd site && node check.mjs
+
 CHAOSFOR ?= 5m
 
 chaos: deps ## run real processes against real servers under faults, CHAOSFOR (5m) each
 	$(GO) run ./internal/cmd/chaos -redis standalone -for $(CHAOSFOR)
 	$(GO) run ./internal/cmd/chaos -redis sentinel -for $(CHAOSFOR)
 	$(GO) run ./internal/cmd/chaos -redis cluster -for $(CHAOSFOR)
+
+dashboard: ## write dashboards/stampede.json
+	$(GO) run ./internal/cmd/dashboard >dashboards/stampede.json
+
+screenshots: deps ## take the debug page's screenshots for docs/guide, in a real browser
+	cd examples/observability && OBSERVABILITY_SCREENSHOTS=$(CURDIR)/docs/guide/images $(GO) test -count=1 -run TestDebugPageInABrowser .

@@ -361,7 +361,7 @@ func BenchmarkNearHit(b *testing.B) {
 	}
 	defer store.Close()
 	g, err := guard.New[[]byte](store, "g", guard.Policy{
-		TTL: time.Hour, Beta: guard.NoEarlyRefresh, Near: guard.Near{MaxEntries: 2 * many, TTL: time.Hour},
+		TTL: time.Hour, Beta: guard.Off, Near: guard.Near{MaxEntries: 2 * many, TTL: time.Hour},
 	})
 	if err != nil {
 		b.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/stampedeguard/stampede/bench/report"
 )
 
-// environment says what kind of machine this is, and nothing that tells which.
+// environment describes the kind of the machine, and nothing that identifies it.
 func environment(ctx context.Context, client *redis.Client) (report.Env, error) {
 	info, err := client.Info(ctx, "server").Result()
 	if err != nil {

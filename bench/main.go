@@ -110,7 +110,7 @@ func refresh(r *report.Report) {
 	}
 }
 
-// judge says which peers did what was asked.
+// judge marks the peers that did the work.
 func judge(w *work.Workload, spec *report.Workload) {
 	for _, c := range spec.Cases {
 		for _, r := range c.Results {
@@ -132,7 +132,7 @@ func list() error {
 	for _, w := range work.All() {
 		fmt.Printf("%-10s %s\n", w.Spec.Name, w.Spec.Title)
 	}
-	fmt.Printf("%-10s what a stampede costs each process\n\n", growthName)
+	fmt.Printf("%-10s cost of a stampede for each process\n\n", growthName)
 	for _, s := range peer.All() {
 		fmt.Printf("%-24s %s\n", s.Name, s.Note)
 	}

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Real processes, a real server: what a run measures reaches all three files.
+// Real processes and a real server: the figures of a run reach all three files.
 func TestRunMeasuresAndDraws(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }

@@ -10,8 +10,8 @@ import (
 // A Codec turns values into payload bytes and back. Implementations are safe
 // for concurrent use.
 type Codec interface {
-	// ID stands in the header of every entry and names the codec to whoever reads
-	// it. 0 to 127 belong to this module; take 128 or above for your own.
+	// ID names the codec in the header of every entry. 0 to 127 belong to this module;
+	// use 128 or above for your own.
 	ID() byte
 	// Marshal encodes v. The bytes belong to the caller.
 	Marshal(v any) ([]byte, error)
@@ -20,14 +20,14 @@ type Codec interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// The codecs of this module, as they stand in an entry's header.
+// The IDs of this module's codecs.
 const (
 	rawID     = 0
 	msgPackID = 1
 	jsonID    = 2
 )
 
-// CodecFor returns the codec for values of type V where the user names none:
+// CodecFor returns the default codec for values of type V:
 // [Raw] for []byte, string and types made from them, else [MsgPack].
 func CodecFor[V any]() Codec {
 	if isRaw(reflect.TypeFor[V]()) {
@@ -45,12 +45,6 @@ func (Raw) ID() byte { return rawID }
 
 // Marshal implements [Codec].
 func (Raw) Marshal(v any) ([]byte, error) {
-	switch v := v.(type) {
-	case []byte:
-		return bytes.Clone(v), nil
-	case string:
-		return []byte(v), nil
-	}
 	rv := reflect.ValueOf(v)
 	if !rv.IsValid() || !isRaw(rv.Type()) {
 		return nil, fmt.Errorf("cache: Raw stores []byte and string, not %T", v)
@@ -63,17 +57,9 @@ func (Raw) Marshal(v any) ([]byte, error) {
 
 // Unmarshal implements [Codec]. It copies data.
 func (Raw) Unmarshal(data []byte, v any) error {
-	switch v := v.(type) {
-	case *[]byte:
-		*v = append([]byte{}, data...)
-		return nil
-	case *string:
-		*v = string(data)
-		return nil
-	}
 	rv := reflect.ValueOf(v)
 	if rv.Kind() != reflect.Pointer || rv.IsNil() || !isRaw(rv.Type().Elem()) {
-		return fmt.Errorf("cache: Raw restores []byte and string, not what %T points to", v)
+		return fmt.Errorf("cache: Raw restores []byte and string, not a %T", v)
 	}
 	if rv = rv.Elem(); rv.Kind() == reflect.String {
 		rv.SetString(string(data))
@@ -87,10 +73,9 @@ func isRaw(t reflect.Type) bool {
 	return t.Kind() == reflect.String || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
 }
 
-// JSON stores values as encoding/json writes them: readable with redis-cli and
-// from any language, larger and slower than [MsgPack]. What encoding/json loses
-// is lost: unexported fields, the monotonic part of a time, the types behind an
-// interface.
+// JSON stores values as encoding/json writes them: readable with redis-cli and from any
+// language, larger and slower than [MsgPack]. It loses unexported fields, the monotonic
+// part of a time, and the types in an interface.
 type JSON struct{}
 
 // ID implements [Codec].
@@ -111,9 +96,8 @@ func (JSON) Unmarshal(data []byte, v any) error {
 	return decoding("JSON", v, func() error { return json.Unmarshal(data, v) })
 }
 
-// decoding runs a decoder, whose error or panic says that the bytes are not
-// those of such a value. Bytes from Redis must never end the process, and not
-// all decoders, the user's own methods included, are as careful.
+// decoding runs a decoder, and turns its error or panic into ErrDamaged. Bytes from Redis
+// must never end the process, and a decoder or a user's own method may panic.
 func decoding(format string, v any, decode func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

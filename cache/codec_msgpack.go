@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"io"
 	"reflect"
-	"slices"
-	"strings"
-	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -15,7 +12,7 @@ import (
 // MsgPack stores values as MessagePack, with [github.com/vmihailenco/msgpack/v5]
 // and its struct tags. It is the default for all but []byte and string.
 //
-// What comes back differs in these ways:
+// A decoded value differs from the encoded one in these ways:
 //
 //   - Unexported fields, and those tagged `msgpack:"-"`, come back zero.
 //   - A time.Time is the same instant to the nanosecond, but in the local zone
@@ -23,20 +20,17 @@ import (
 //   - A number in an any comes back with the type of its encoding: int(5) as int8.
 //   - Nil maps, slices and pointers stay nil, empty ones stay empty.
 //
-// Marshal refuses what could not be decoded: channels, functions, complex numbers
-// and uintptrs; structs without any exported field; values nested deeper than
-// 10,000; strings interned with the tag option intern; and structs that embed a
-// pointer to a struct (tag it `msgpack:",noinline"`, give it a name, or use [JSON]).
-// The library decodes the last with the help of a goroutine that never ends.
-// CheckType finds most of this from the type. A value that refers to itself must not
-// be stored.
+// Marshal refuses values that cannot be decoded: channels, functions, complex numbers
+// and uintptrs; structs without any exported field; values nested deeper than 10,000;
+// strings interned with the tag option intern; and structs that embed a pointer to a
+// struct (tag it `msgpack:",noinline"`, give it a name, or use [JSON]), which the library
+// decodes with a goroutine that never ends. CheckType finds most of this from the type. A
+// value that refers to itself must not be stored.
 //
-// Decoding bytes that are damaged, or made to harm, costs memory in proportion
-// to their number: the library itself believes an array's length before it has
-// seen an element, so all lengths are checked against the bytes that are there
-// first. Each byte may become one element of a slice that your type has, as with
-// encoding/json. An extension type that is registered must read its payload with
-// ReadFull.
+// Decoding damaged or hostile bytes costs memory in proportion to their number: all
+// lengths are compared with the remaining bytes before the library allocates for them.
+// Each byte may become one element of a slice of your type, as with encoding/json. A
+// registered extension type must read its payload with ReadFull.
 type MsgPack struct{}
 
 // ID implements [Codec].
@@ -44,13 +38,12 @@ func (MsgPack) ID() byte { return msgPackID }
 
 // Marshal implements [Codec].
 func (MsgPack) Marshal(v any) ([]byte, error) {
-	if err := decodable(reflect.TypeOf(v)); err != nil {
+	if err := checkMsgPackType(reflect.TypeOf(v)); err != nil {
 		return nil, err
 	}
 	b, err := msgpack.Marshal(v)
 	if err != nil {
-		// A type whose pointer has the encoding methods, url.URL for example, is
-		// encoded only where it can be addressed.
+		// A type with encoding methods on its pointer, like url.URL, must be addressable.
 		if p := addressed(v); p != nil {
 			b, err = msgpack.Marshal(p)
 		}
@@ -77,7 +70,7 @@ func addressed(v any) any {
 // Unmarshal implements [Codec]. It returns [ErrDamaged] for bytes that are not
 // MessagePack, or not the MessagePack of such a value.
 func (MsgPack) Unmarshal(data []byte, v any) error {
-	if err := decodable(reflect.TypeOf(v)); err != nil {
+	if err := checkMsgPackType(reflect.TypeOf(v)); err != nil {
 		return err
 	}
 	return decoding("MessagePack", v, func() error {
@@ -85,8 +78,8 @@ func (MsgPack) Unmarshal(data []byte, v any) error {
 			return err
 		}
 		r := &msgPackReader{data: data}
-		// A decoder of our own: after a damaged value in front of a type's own
-		// decoding method, a pooled one records all it reads in every later use.
+		// Not a pooled decoder: after a damaged value in front of a type's own decoding
+		// method, that records all that it reads in every later use.
 		if err := msgpack.NewDecoder(r).Decode(v); err != nil {
 			return err
 		}
@@ -97,19 +90,13 @@ func (MsgPack) Unmarshal(data []byte, v any) error {
 	})
 }
 
-var (
-	errTrailing = errors.New("bytes are left over")
-	errExtAsMap = errors.New("an extension stands where a map should")
-)
-
-// A msgPackReader hands data to the decoder. The decoder takes an extension for
-// a map if the type asks for one, and what is in the extension for the map's
-// length, which nobody has checked. It reads that length with ReadByte, and
-// everything that belongs in an extension with Read.
+// A msgPackReader passes data to the decoder. If the type asks for a map, the decoder reads
+// an extension as one, and the extension's payload as the map's length, which
+// checkMsgPack has not seen. It reads that length with ReadByte, and payloads with Read.
 type msgPackReader struct {
 	data    []byte
 	at      int
-	next    int // where the next code stands; what lies before it belongs to the last
+	next    int // position of the next code
 	extFrom int // payload of the last extension: up to next
 }
 
@@ -147,53 +134,119 @@ func (r *msgPackReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// decodable reports why values of type t can't be encoded or decoded, as far as the
-// type tells for certain.
-func decodable(t reflect.Type) error {
-	if t == nil {
-		return nil
-	}
-	if known, ok := decodableTypes.Load(t); ok {
-		err, _ := known.(error)
-		return err
-	}
-	err := errors.Join(findEmbeddedPointer(t, map[reflect.Type]bool{}), msgPackTypes.check(t))
-	decodableTypes.Store(t, err)
-	return err
+// maxNesting bounds the recursion of decoding, as in encoding/json: an overflow of a
+// goroutine's stack ends the process.
+const maxNesting = 10_000
+
+var (
+	errCutShort = errors.New("a length is larger than the bytes that are left")
+	errNesting  = fmt.Errorf("nested deeper than %d", maxNesting)
+	errBadCode  = errors.New("a code that MessagePack doesn't have")
+	errTrailing = errors.New("bytes are left over")
+	errExtAsMap = errors.New("an extension in place of a map")
+	errInterned = errors.New("interned strings are not supported")
+)
+
+// A msgPackCode is the head of a value.
+type msgPackCode struct {
+	head  int  // bytes of it, its length field included
+	body  int  // bytes of content that follow: a number, string, payload
+	items int  // values that follow: elements, or keys and values
+	ext   bool // body is an extension's payload; its type is the head's last byte
+	ok    bool
 }
 
-// decodableTypes has what decodable found out: a nil or an error for each
-// [reflect.Type].
-var decodableTypes sync.Map
-
-func findEmbeddedPointer(t reflect.Type, visited map[reflect.Type]bool) error {
-	if visited[t] || msgPackTypes.decodesItself(t) {
-		return nil
+// readCode reads the code at the start of b, which is not empty. Its length may be wrong.
+func readCode(b []byte) msgPackCode {
+	c := b[0]
+	switch {
+	case c <= 0x7f, c >= 0xe0, c == 0xc0, c == 0xc2, c == 0xc3: // small numbers, nil, false, true
+		return msgPackCode{head: 1, ok: true}
+	case c <= 0x8f: // small map
+		return msgPackCode{head: 1, items: 2 * int(c&0x0f), ok: true}
+	case c <= 0x9f: // small array
+		return msgPackCode{head: 1, items: int(c & 0x0f), ok: true}
+	case c <= 0xbf: // short string
+		return msgPackCode{head: 1, body: int(c & 0x1f), ok: true}
+	case c >= 0xc4 && c <= 0xc6: // bytes
+		return withLength(b, 1<<(c-0xc4), 0)
+	case c >= 0xc7 && c <= 0xc9: // extension; its type follows the length
+		code := withLength(b, 1<<(c-0xc7), 0)
+		code.head++
+		code.ext = true
+		return code
+	case c >= 0xca && c <= 0xd3: // floats and integers
+		return msgPackCode{head: 1, body: [...]int{4, 8, 1, 2, 4, 8, 1, 2, 4, 8}[c-0xca], ok: true}
+	case c >= 0xd4 && c <= 0xd8: // extensions of 1 to 16 bytes
+		return msgPackCode{head: 2, body: 1 << (c - 0xd4), ext: true, ok: true}
+	case c >= 0xd9 && c <= 0xdb: // strings
+		return withLength(b, 1<<(c-0xd9), 0)
+	case c == 0xdc, c == 0xdd: // arrays
+		return withLength(b, 2<<(c-0xdc), 1)
+	case c == 0xde, c == 0xdf: // maps
+		return withLength(b, 2<<(c-0xde), 2)
 	}
-	visited[t] = true
-	switch t.Kind() {
-	case reflect.Pointer, reflect.Slice, reflect.Array:
-		return findEmbeddedPointer(t.Elem(), visited)
-	case reflect.Map:
-		return errors.Join(findEmbeddedPointer(t.Key(), visited), findEmbeddedPointer(t.Elem(), visited))
-	case reflect.Struct:
-		var errs []error
-		for f := range t.Fields() {
-			errs = append(errs, checkEmbedded(t, f, visited))
+	return msgPackCode{}
+}
+
+// withLength reads a length field of 1, 2 or 4 bytes behind the code. It counts values if
+// items is positive, that many for each unit, and else bytes.
+func withLength(b []byte, size, items int) msgPackCode {
+	code := msgPackCode{head: 1 + size, ok: true}
+	if len(b) < 1+size {
+		return code // longer than b, which the caller checks
+	}
+	var length uint32
+	for _, c := range b[1 : 1+size] {
+		length = length<<8 | uint32(c)
+	}
+	// A Redis string has at most 512 MiB, and more would overflow an int of 32 bits.
+	n := int(min(length, 1<<29))
+	if code.items = n * items; items == 0 {
+		code.body = n
+	}
+	return code
+}
+
+// checkMsgPack compares all lengths with the remaining bytes, before a decoder allocates
+// for them. Every value takes at least a byte, so all values that are still owed must fit
+// in the remaining bytes: nested arrays cannot each claim all of those.
+//
+// A type's own encoder may write several values in place of one, so further values are
+// accepted here, and the decoder decides.
+func checkMsgPack(b []byte) error {
+	if len(b) == 0 {
+		return errCutShort
+	}
+	open := make([]int, 0, 16) // values owed by each array and map that is open
+	owed := 1                  // their sum, and the first value
+	for len(b) > 0 {
+		code := readCode(b)
+		switch {
+		case !code.ok:
+			return errBadCode
+		case code.head > len(b), code.body > len(b)-code.head:
+			return errCutShort
+		case code.ext && b[code.head-1] == 0x80:
+			return errInterned
 		}
-		return errors.Join(errs...)
+		b = b[code.head+code.body:]
+		owed = max(0, owed-1) + code.items
+		if owed > len(b) {
+			return errCutShort
+		}
+		if len(open) > 0 {
+			open[len(open)-1]--
+		}
+		if code.items > 0 {
+			open = append(open, code.items)
+		}
+		for len(open) > 0 && open[len(open)-1] == 0 {
+			open = open[:len(open)-1]
+		}
+		if len(open) > maxNesting {
+			return errNesting
+		}
 	}
 	return nil
-}
-
-func checkEmbedded(t reflect.Type, f reflect.StructField, visited map[reflect.Type]bool) error {
-	if !msgPackTypes.stores(f) {
-		return nil
-	}
-	_, options, _ := strings.Cut(f.Tag.Get("msgpack"), ",")
-	inline := !slices.Contains(strings.Split(options, ","), "noinline")
-	if f.Anonymous && inline && f.Type.Kind() == reflect.Pointer && f.Type.Elem().Kind() == reflect.Struct && !msgPackTypes.decodesItself(f.Type) {
-		return fmt.Errorf("cache: MsgPack can't decode %v: it embeds %v; tag the field `msgpack:\",noinline\"`, name it, or use JSON", t, f.Type)
-	}
-	return findEmbeddedPointer(f.Type, visited)
 }

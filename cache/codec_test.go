@@ -193,7 +193,7 @@ func TestMsgPackLetsTypesEncodeThemselves(t *testing.T) {
 	}
 }
 
-func TestMsgPackRefusesWhatItCouldNotReadBack(t *testing.T) {
+func TestMsgPackRefusesUndecodableValues(t *testing.T) {
 	type embeds struct {
 		*Base
 		N int
@@ -289,7 +289,7 @@ func decodeTargets() []any {
 }
 
 // pitfall 31
-func TestMsgPackDoesNotAllocateForALie(t *testing.T) {
+func TestMsgPackDoesNotAllocateForWrongLengths(t *testing.T) {
 	for name, b := range hostileLengths() {
 		for _, v := range decodeTargets() {
 			allocated := allocatedBy(func() {
@@ -301,7 +301,7 @@ func TestMsgPackDoesNotAllocateForALie(t *testing.T) {
 					t.Errorf("%s into %T: error %v, want ErrDamaged", name, v, err)
 				}
 			})
-			// What a decoder, its error and a stack of lengths cost.
+			// The cost of a decoder, its error and a stack of lengths.
 			if allocated > 1<<20 {
 				t.Errorf("%s, %d bytes, into %T: %d bytes were allocated", name, len(b), v, allocated)
 			}
@@ -309,8 +309,8 @@ func TestMsgPackDoesNotAllocateForALie(t *testing.T) {
 	}
 }
 
-// allocatedBy includes what other goroutines allocate meanwhile: compare with a
-// limit that is generous.
+// allocatedBy includes the allocations of other goroutines: compare with a generous
+// limit.
 func allocatedBy(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -359,7 +359,7 @@ func damaged(rng *rand.Rand, good []byte, random bool) []byte {
 	return b[:len(b)-rng.IntN(2)*rng.IntN(len(b))]
 }
 
-func TestDamagedPayloadIsToldAsDamaged(t *testing.T) {
+func TestDamagedPayloadIsErrDamaged(t *testing.T) {
 	good, err := cache.MsgPack{}.Marshal("text")
 	if err != nil {
 		t.Fatal(err)
@@ -383,7 +383,7 @@ func (angry) EncodeMsgpack(e *msgpack.Encoder) error {
 	return e.EncodeNil()
 }
 
-func TestPanicInATypesOwnDecoderIsAnError(t *testing.T) {
+func TestPanicInACustomDecoderIsAnError(t *testing.T) {
 	var v struct{ A *angry }
 	if err := (cache.MsgPack{}).Unmarshal([]byte{0x81, 0xa1, 'A', 0x01}, &v); !errors.Is(err, cache.ErrDamaged) {
 		t.Errorf("error %v, want ErrDamaged", err)

@@ -8,32 +8,43 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// This file finds out from a type alone, before there are values, whether a codec
-// can encode and decode its values.
-
-// A TypeChecker is a [Codec] that knows from a type whether it can encode and
-// decode its values. A guard asks it when it is made. The codecs of this package
-// are TypeCheckers.
+// A TypeChecker is a [Codec] that knows from a type whether it can encode and decode its
+// values. guard.New asks it. The codecs of this package are TypeCheckers.
 type TypeChecker interface {
-	// CheckType returns an error that names what values of type t, or parts of
-	// them, can't be encoded or decoded. Nil doesn't promise that all values can:
-	// an any may hold whatever it likes.
+	// CheckType returns an error that names the parts of t that cannot be encoded or
+	// decoded. After nil, values in an interface may still fail.
 	CheckType(t reflect.Type) error
 }
 
-// CheckType implements [TypeChecker]. Besides what Marshal refuses it refuses
-// interface types with methods, error excepted: a value can be encoded, but the
-// decoder doesn't know which type to decode it into. (If all its values are of
-// extension types that you have registered, wrap MsgPack in a codec of your own.)
+// CheckType implements [TypeChecker]. Unlike Marshal it also refuses interface types with
+// methods, except error: the decoder does not know which type to decode into. (If all
+// values are of registered extension types, wrap MsgPack in a codec of your own.)
 func (MsgPack) CheckType(t reflect.Type) error {
 	f := msgPackTypes
 	f.methods = true
-	return errors.Join(decodable(t), f.check(t))
+	return f.check(t)
 }
+
+// checkMsgPackType is the check of Marshal and Unmarshal, once for each type.
+func checkMsgPackType(t reflect.Type) error {
+	if t == nil {
+		return nil
+	}
+	known, ok := msgPackChecked.Load(t)
+	if !ok {
+		known, _ = msgPackChecked.LoadOrStore(t, msgPackTypes.check(t))
+	}
+	err, _ := known.(error)
+	return err
+}
+
+// msgPackChecked has a nil or an error for each [reflect.Type].
+var msgPackChecked sync.Map
 
 // CheckType implements [TypeChecker].
 func (JSON) CheckType(t reflect.Type) error { return jsonTypes.check(t) }
@@ -46,16 +57,17 @@ func (Raw) CheckType(t reflect.Type) error {
 	return nil
 }
 
-// A format is what a codec can make of types.
+// A format describes the types that a codec can store.
 type format struct {
 	codec string         // its name, and its tag in lower case
-	self  []reflect.Type // interfaces whose methods decode a type's values
+	self  []reflect.Type // interfaces with the methods that decode a type's values
 	kinds []reflect.Kind // of types that have no encoding
-	// methods: interface types with methods are refused, but for error if errorAsText.
+	// methods: interface types with methods are refused, except error if errorAsText.
 	methods, errorAsText bool
+	noEmbedded           bool                    // embedded pointers to structs are refused, unless tagged noinline
 	key                  func(reflect.Type) bool // may be a map's key; nil: all may
-	// byAddress are the interfaces whose methods encode a type's values. If only the
-	// type's pointer has them, a value that can't be addressed can't be encoded.
+	// byAddress are interfaces with the methods that encode a type's values. If only the
+	// type's pointer has them, only an addressable value can be encoded.
 	byAddress []reflect.Type
 }
 
@@ -71,6 +83,7 @@ var msgPackTypes = format{
 		reflect.Chan, reflect.Func, reflect.UnsafePointer, reflect.Complex64, reflect.Complex128, reflect.Uintptr,
 	},
 	errorAsText: true,
+	noEmbedded:  true,
 	byAddress: []reflect.Type{
 		reflect.TypeFor[msgpack.CustomEncoder](),
 		reflect.TypeFor[msgpack.Marshaler](),
@@ -92,60 +105,52 @@ var jsonTypes = format{
 }
 
 func (f *format) check(t reflect.Type) error {
-	return errors.Join(f.find(t, part{addressable: true}, map[visit]bool{}), f.findNothing(t))
+	return errors.Join(f.find(t, "", true, map[visit]bool{}), f.findNothing(t))
 }
-
-// A part is where in a value another one stands.
-type part struct {
-	where       string // for errors; empty: it is the value itself
-	addressable bool
-}
-
-func (p part) withAddress(ok bool) part { p.addressable = ok; return p }
 
 type visit struct {
 	t           reflect.Type
 	addressable bool
 }
 
-// find names each type that values of type t may be made of and that has no
-// encoding.
-func (f *format) find(t reflect.Type, at part, visited map[visit]bool) error {
-	if visited[visit{t, at.addressable}] {
+// find names each type that is t or a part of it and has no encoding. where is the position
+// of t, for errors; empty: t is the whole type.
+func (f *format) find(t reflect.Type, where string, addressable bool, visited map[visit]bool) error {
+	if visited[visit{t, addressable}] {
 		return nil
 	}
-	visited[visit{t, at.addressable}] = true
+	visited[visit{t, addressable}] = true
 	kind := t.Kind()
 	switch {
 	case kind == reflect.Interface:
 		text := f.errorAsText && t == reflect.TypeFor[error]()
 		if f.methods && t.NumMethod() > 0 && !text {
-			return f.cant(t, at, "whose values it could not decode")
+			return f.cant(t, where, "whose values it could not decode")
 		}
 		return nil
-	case !at.addressable && !implementsAny(t, f.byAddress) && implementsAny(reflect.PointerTo(t), f.byAddress):
-		return f.cant(t, at, "in a map, as only its pointer has the methods that encode it")
+	case !addressable && !implementsAny(t, f.byAddress) && implementsAny(reflect.PointerTo(t), f.byAddress):
+		return f.cant(t, where, "in a map, as only its pointer has the methods that encode it")
 	case f.decodesItself(t):
 		return nil
 	case slices.Contains(f.kinds, kind):
-		return f.cant(t, at, "")
+		return f.cant(t, where, "")
 	case kind == reflect.Map && f.key != nil && !f.key(t.Key()):
-		return f.cant(t.Key(), at, "as a map's key")
+		return f.cant(t.Key(), where, "as a map's key")
 	}
 	switch kind {
 	case reflect.Array:
-		return f.find(t.Elem(), at, visited)
+		return f.find(t.Elem(), where, addressable, visited)
 	case reflect.Pointer, reflect.Slice:
-		return f.find(t.Elem(), at.withAddress(true), visited)
+		return f.find(t.Elem(), where, true, visited)
 	case reflect.Map:
-		at = at.withAddress(false)
-		return errors.Join(f.find(t.Key(), at, visited), f.find(t.Elem(), at, visited))
+		return errors.Join(f.find(t.Key(), where, false, visited), f.find(t.Elem(), where, false, visited))
 	case reflect.Struct:
 		var errs []error
 		for field := range t.Fields() {
 			if f.stores(field) {
-				in := part{fmt.Sprintf("field %s of %v", field.Name, t), at.addressable}
-				errs = append(errs, f.find(field.Type, in, visited))
+				errs = append(errs, f.checkEmbedded(t, field))
+				in := fmt.Sprintf("field %s of %v", field.Name, t)
+				errs = append(errs, f.find(field.Type, in, addressable, visited))
 			}
 		}
 		return errors.Join(errs...)
@@ -153,27 +158,35 @@ func (f *format) find(t reflect.Type, at part, visited map[visit]bool) error {
 	return nil
 }
 
-// stores reports whether the codec looks at a field.
+// stores reports whether the codec stores a field.
 func (f *format) stores(field reflect.StructField) bool {
 	name, _, _ := strings.Cut(field.Tag.Get(f.tag()), ",")
 	return name != "-" && (field.IsExported() || field.Anonymous)
 }
 
+func (f *format) checkEmbedded(t reflect.Type, field reflect.StructField) error {
+	pointer := field.Type.Kind() == reflect.Pointer && field.Type.Elem().Kind() == reflect.Struct
+	if !f.noEmbedded || !field.Anonymous || !pointer || f.decodesItself(field.Type) ||
+		slices.Contains(strings.Split(field.Tag.Get(f.tag()), ",")[1:], "noinline") {
+		return nil
+	}
+	return fmt.Errorf("cache: MsgPack can't decode %v: it embeds %v; tag the field `msgpack:\",noinline\"`, name it, or use JSON", t, field.Type)
+}
+
 func (f *format) tag() string { return strings.ToLower(f.codec) }
 
-func (f *format) cant(t reflect.Type, at part, why string) error {
+func (f *format) cant(t reflect.Type, where, why string) error {
 	text := fmt.Sprintf("cache: %s can't store a %v", f.codec, t)
 	if why != "" {
 		text += " " + why
 	}
-	if at.where == "" {
+	if where == "" {
 		return fmt.Errorf("%s: use another type, or a codec of your own", text)
 	}
-	return fmt.Errorf("%s (%s): tag the field `%s:\"-\"`, give it another type, or use a codec of your own", text, at.where, f.tag())
+	return fmt.Errorf("%s (%s): tag the field `%s:\"-\"`, give it another type, or use a codec of your own", text, where, f.tag())
 }
 
-// findNothing reports that nothing would be stored of values of type t, or of what
-// they are made of.
+// findNothing reports that a struct, alone or as an element of t, has no field to store.
 func (f *format) findNothing(t reflect.Type) error {
 	const deep = 8 // a type may be a slice of itself
 	for range deep {
@@ -196,8 +209,7 @@ func (f *format) findNothing(t reflect.Type) error {
 	return nil
 }
 
-// decodesItself reports whether the codec leaves values of a type to the type's own
-// methods.
+// decodesItself reports whether the type's own methods decode its values.
 func (f *format) decodesItself(t reflect.Type) bool {
 	return implementsAny(t, f.self) || implementsAny(reflect.PointerTo(t), f.self)
 }

@@ -43,12 +43,12 @@ type (
 	bySite   map[string]struct{ Site url.URL }
 )
 
-func TestTypesAreCheckedBeforeThereAreValues(t *testing.T) {
+func TestCheckTypeRefusesTypes(t *testing.T) {
 	_ = skips{call: func() {}}.call // the linter wants them used
 	_ = plain{hidden: hidden{n: 1}}
 	type result struct {
 		t             reflect.Type
-		msgpack, json string // what the error says; empty: there is none
+		msgpack, json string // texts of the errors; empty: no error
 	}
 	for _, want := range []result{
 		{reflect.TypeFor[chan int](), "chan int", "chan int"},
@@ -93,7 +93,7 @@ func TestTypesAreCheckedBeforeThereAreValues(t *testing.T) {
 	}
 }
 
-// What the check refuses fails with the first value, and what it lets pass comes back.
+// Types that the check refuses fail with the first value, and all others come back.
 func TestCheckedTypesGoThereAndBack(t *testing.T) {
 	for _, codec := range []cache.Codec{cache.MsgPack{}, cache.JSON{}} {
 		want := plain{N: 1, When: time.Unix(1, 0).UTC(), Big: big.NewInt(7), Site: url.URL{Host: "a"}, Labels: map[string][]*plain{"x": {}}}

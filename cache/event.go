@@ -5,69 +5,81 @@ import (
 	"time"
 )
 
-// EventKind says what happened. The names are stable: logs and metrics may use
-// them.
+// EventKind names a kind of event. The names are stable: logs and metrics may use them.
 type EventKind string
 
-// What a guard reports.
+// Events of guards.
 const (
-	LeaseGranted   EventKind = "lease_granted"   // Token, Attempt
+	LeaseGranted   EventKind = "lease_granted"   // Token, Attempt, Trigger
 	LeaseHeld      EventKind = "lease_held"      // Token is the holder's
 	LeaseTakenOver EventKind = "lease_takenover" // Token, Attempt: granted, from a holder that died
 	LeaseLost      EventKind = "lease_lost"      // Token
 	LeaseReleased  EventKind = "lease_released"  // Token
-	FetchStarted   EventKind = "fetch_started"   // Token, Attempt; no Token without a lease
-	FetchDone      EventKind = "fetch_done"      // Token, Duration
-	FetchFailed    EventKind = "fetch_failed"    // Token, Duration, Err
+	FetchStarted   EventKind = "fetch_started"   // Token, Attempt, Trigger; no Token without a lease
+	FetchDone      EventKind = "fetch_done"      // as FetchStarted, and Duration, Outcome
+	FetchFailed    EventKind = "fetch_failed"    // as FetchDone, and Err
 	FillStored     EventKind = "fill_stored"     // Token, Size
-	FillRefused    EventKind = "fill_refused"    // Token, Err if the store gave one
+	FillRefused    EventKind = "fill_refused"    // Token, Reason; Err if the store gave one
 	FillTooLarge   EventKind = "fill_too_large"  // Token, Size
 	WaitBegan      EventKind = "wait_began"      // Token is the holder's
-	WaitEnded      EventKind = "wait_ended"      // Token is the holder's, Duration, Err
+	WaitEnded      EventKind = "wait_ended"      // Token is the holder's, Duration, Err, Trace
 	KeyQuarantined EventKind = "quarantined"     // Duration until it ends
 	KeyPaused      EventKind = "paused"          // Duration until it ends, Err
 	RefreshFailed  EventKind = "refresh_failed"  // Err of a fetch in the background, or of Redis, which grants it no lease
-	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Err why, if a fetch failed
-	Unguarded      EventKind = "unguarded"       // Err: a fetch without a lease, the store is away
-	EntryDamaged   EventKind = "entry_damaged"   // Err: what is stored can't be read
+	StaleServed    EventKind = "stale_served"    // Duration is the value's age, Reason; Err why, if a fetch failed
+	// Err: the store does not answer, and values of the reserve are served
+	ReserveEntered EventKind = "reserve_entered"
+	ReserveLeft    EventKind = "reserve_left"  // Duration since then: the store answers again
+	ChangeQueued   EventKind = "change_queued" // Key, Err: an invalidation that Redis did not acknowledge is kept
+	// QueueCarriedOut: Size invalidations of the queue were carried out, Duration after the
+	// first was queued.
+	QueueCarriedOut EventKind = "queue_carried_out"
+	Unguarded       EventKind = "unguarded"     // Err: a fetch without a lease, the store is away
+	EntryDamaged    EventKind = "entry_damaged" // Err: the entry cannot be read
 
-	FetchNotFound    EventKind = "fetch_not_found"    // Token, Duration, Err: the fetch answered ErrNotFound
-	FetchNotModified EventKind = "fetch_not_modified" // Token, Duration, Err: the fetch answered ErrNotModified
+	FetchNotFound    EventKind = "fetch_not_found"    // as FetchFailed: the fetch answered ErrNotFound
+	FetchNotModified EventKind = "fetch_not_modified" // as FetchFailed: the fetch answered ErrNotModified
 
-	BudgetWaited    EventKind = "budget_waited"    // Duration a fetch waited for its budget
-	BudgetExhausted EventKind = "budget_exhausted" // Duration until there may be something again, Err
+	// CallWaited: a call has waited for a fetch that another caller made. Waits of a flight
+	// are WaitBegan and WaitEnded; a flight has many callers. Duration, Outcome, Err, Trace.
+	CallWaited EventKind = "call_waited"
+	// KeyChanged: a Set, Delete, Expire or Reset of a key, or DeleteTag or ExpireTag of a
+	// tag, which is the Key. Operation, Err.
+	KeyChanged EventKind = "changed"
+
+	BudgetWaited    EventKind = "budget_waited"    // Duration a fetch waited for its budget; Budget, Priority
+	BudgetExhausted EventKind = "budget_exhausted" // Duration until there may be something again, Err; Budget, Priority
 )
 
-// What a worker of package lock reports, besides the leases of its locks. Key is the job.
+// Events of a worker of package lock, besides those of its locks' leases. Key is the job.
 const (
 	JobDone   EventKind = "job_done"    // Token, Attempt
 	JobFailed EventKind = "job_failed"  // Token, Attempt, Err
 	JobGaveUp EventKind = "job_gave_up" // Token, Attempt, Err
 )
 
-// What a budget reports; Guard is the budget's name.
+// Events of budgets, with the budget's name in Guard. A budget also reports LivenessOff
+// and LivenessOn.
 const (
-	BudgetPaused EventKind = "budget_paused" // Duration: the upstream asked to be left alone
+	BudgetPaused EventKind = "budget_paused" // Duration of the pause that the upstream asked for
 	BudgetAway   EventKind = "budget_away"   // Err: Redis is away, and the process lives on its share
 	BudgetBack   EventKind = "budget_back"   // Duration it was away
 )
 
-// What a store reports.
+// Events of stores.
 const (
 	BreakerOpened    EventKind = "breaker_opened"    // Node, Err; Duration if it is open and its probes are refused now
 	BreakerClosed    EventKind = "breaker_closed"    // Node, Duration it was open
 	SubscriptionUp   EventKind = "subscription_up"   // Node
 	SubscriptionLost EventKind = "subscription_lost" // Node, Err
-	LivenessOff      EventKind = "liveness_off"      // Node, Err: why the store does not watch holders, and what to do; see Redis.Liveness
+	LivenessOff      EventKind = "liveness_off"      // Node, Err: the reason for not watching holders, and its remedy; see Redis.Liveness
 	LivenessOn       EventKind = "liveness_on"       // Node: the cause of that is gone
 	MessageDamaged   EventKind = "message_damaged"   // Node, Err
-	// ProcessLate: this process notices the end of a RedisTimeout late, by Duration, and
-	// gives the call as much again: it was frozen, or is short of processor time. Node
-	ProcessLate EventKind = "process_late"
+	ProcessLate      EventKind = "process_late"      // Node, Duration: a RedisTimeout ended that late, as the process lacked processor time
 )
 
-// An Event is something that happened. Fields that don't apply are zero. There
-// is never a value in it, and no key where the user turned keys off.
+// An Event reports one change. Fields that do not apply are zero. It never has a value of
+// the cache, and no key if the user turned keys off.
 type Event struct {
 	Kind     EventKind
 	Guard    string // the guard's name; empty for a store's events
@@ -78,11 +90,55 @@ type Event struct {
 	Size     int // bytes
 	Duration time.Duration
 	Err      error
+
+	Trigger   string       // of a fetch: one of Triggers
+	Outcome   string       // of a fetch or a wait: see the kinds
+	Reason    string       // why a stale value was served, or a fill refused
+	Operation string       // of a change: "set", "delete", "expire", "reset", "delete_tag" or "expire_tag"
+	Budget    string       // the budget's name
+	Priority  string       // of the fetch that a budget made wait, or refused
+	TakenOver bool         // of a fetch: its lease was taken over from a holder that died
+	Count     int          // of CallWaited: the call's keys, in the event of the first; of Tracer.StartFetch: the fetch's keys
+	Trace     TraceContext // of the fetch that a call or a flight has waited for, if its process has a [Tracer]
 }
 
-// An Observer is told what happens. Observe is called from many goroutines at
-// once, on the path of the work it reports, at times with a lock held: it must
-// be quick, must not panic, and must not call the store or the guard.
+// Triggers of fetches: why the key is fetched.
+const (
+	TriggerMiss    = "miss"    // no usable entry
+	TriggerEarly   = "early"   // in the background, before the entry's TTL ends
+	TriggerStale   = "stale"   // in the background, while a stale entry is served
+	TriggerRefresh = "refresh" // a call with guard.MaxAge
+)
+
+// Outcomes of fetches and of waits.
+const (
+	OutcomeValue       = "value"
+	OutcomeNotFound    = "not_found"    // of a fetch
+	OutcomeNotModified = "not_modified" // of a fetch
+	OutcomePrivate     = "private"      // of a fetch: a value that is not shared
+	OutcomeError       = "error"        // of a fetch
+	OutcomeFailure     = "failure"      // of a wait: the fetch failed
+	OutcomeTakeover    = "takeover"     // of a wait: the holder died, and the call fetched instead
+	OutcomeTimeout     = "timeout"      // of a wait: SoftTimeout or WaitTimeout
+	OutcomeCanceled    = "canceled"     // of a wait: the caller's context has ended
+)
+
+// Reasons of StaleServed and FillRefused.
+const (
+	ReasonRefreshing = "refreshing" // StaleServed: while the value is refreshed
+	ReasonError      = "error"      // StaleServed: in place of the fetch's error
+	ReasonTimeout    = "timeout"    // StaleServed: SoftTimeout or WaitTimeout
+	ReasonAway       = "away"       // StaleServed: the store can't be reached
+
+	ReasonLeaseGone = "lease_gone"  // FillRefused: the lease has ended
+	ReasonTag       = "tag"         // FillRefused: a tag was deleted, or its clock could not be read
+	ReasonStore     = "store"       // FillRefused: the store is full, or refuses
+	ReasonNoAnswer  = "unavailable" // FillRefused: the store has not answered
+)
+
+// An Observer receives events, from many goroutines at once, on the path of the reported
+// work and sometimes with a lock held: Observe must be quick, must not panic, and must not
+// call the store or the guard.
 type Observer interface {
 	Observe(Event)
 }

@@ -112,8 +112,8 @@ func ExampleMemory_Join() {
 // gobCodec stores values as encoding/gob writes them.
 type gobCodec struct{}
 
-// ID is 128 or above: lower ones are the module's own. Whoever changes the
-// format takes another, and what is stored in the old one is fetched anew.
+// ID is 128 or above: lower ones are the module's own. A changed
+// format takes another ID, and entries of the old one are fetched anew.
 func (gobCodec) ID() byte { return 128 }
 
 func (gobCodec) Marshal(v any) ([]byte, error) {

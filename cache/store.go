@@ -6,11 +6,10 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A Store keeps values and leases for guards. [Redis] and [Memory] are the stores there
-// are. A Store is safe for concurrent use.
+// A Store keeps values and leases for guards: a [Redis] or a [Memory]. It is safe for
+// concurrent use.
 type Store interface {
-	// Close gives back what the store holds and ends its goroutines. Close the guards that
-	// use it first.
+	// Close gives back the store's leases and ends its goroutines. Close its guards first.
 	Close() error
 
 	store.Holder
@@ -18,16 +17,16 @@ type Store interface {
 
 // Errors of stores, which those of guards wrap. Use errors.Is.
 var (
-	// ErrUnavailable: no answer came, or the breaker is open. A change may or may not have
-	// been carried out, or may still be.
+	// ErrUnavailable: no answer came, or the breaker is open. A change may have been made,
+	// or may still be made.
 	ErrUnavailable = store.ErrUnavailable
-	// ErrRefused: Redis answered, and won't: no permission, out of memory, a key of a foreign
-	// type. Nothing was changed.
+	// ErrRefused: Redis refused a command: no permission, out of memory, a key of a foreign
+	// type. Redis changed nothing.
 	ErrRefused = store.ErrRefused
 	// ErrClosed: the store was closed.
 	ErrClosed = store.ErrClosed
-	// ErrDamaged: stored bytes can't be read. A [Codec] returns an error that wraps it; such
-	// an entry is fetched anew and overwritten.
+	// ErrDamaged: stored bytes cannot be read. A [Codec] returns an error that wraps it; the
+	// entry is then fetched anew and overwritten.
 	ErrDamaged = store.ErrDamaged
 )
 

@@ -51,7 +51,7 @@ func refusals(t *testing.T, servers ...*redistest.Server) (all []string) {
 	return all
 }
 
-func TestACLRulesAreEnoughForAGuard(t *testing.T) {
+func TestACLRulesSufficeForAGuard(t *testing.T) {
 	for _, cluster := range []bool{false, true} {
 		t.Run(fmt.Sprint("cluster: ", cluster), func(t *testing.T) {
 			var servers []*redistest.Server

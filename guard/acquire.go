@@ -62,7 +62,7 @@ func (l *leader) acquire(fs []*flight) []store.Answer {
 
 // acquireUnread is acquire for a key that has not been read, as it was expected to be
 // absent. Where no answer comes a read may still help: some servers carry out no
-// scripts for a while and serve what is stored.
+// scripts for a while and serve stored entries.
 func (l *leader) acquireUnread(f *flight) store.Answer {
 	f.request.Once = true
 	a := l.acquire(l.flights)[0]
@@ -87,9 +87,9 @@ func (l *leader) acquireUnread(f *flight) store.Answer {
 	return a
 }
 
-// readForced reads the keys of forced flights whose callers were to join a flight that
-// has ended since: an acquire that has seen no entry would return the one that is to be
-// replaced.
+// readForced reads the keys of forced flights that are still unread: their callers were to
+// join a flight that has ended since. An acquire that has seen no entry would return the
+// entry that is to be replaced.
 func (l *leader) readForced() {
 	var unread []*flight
 	var keys []string
@@ -121,6 +121,8 @@ func (l *leader) take(f *flight, a store.Answer) *outcome {
 		return f.wait(l.ctx, time.Until(f.heldUntil))
 	case a.Err != nil:
 		return l.withoutStore(f, a.Err)
+	case a.Verdict == store.HasEntry && a.Reading.Found && l.e.backlog.covers(f.key, &a.Reading.Entry, f.sent):
+		return l.withoutStore(f, errQueuedChange)
 	case a.Verdict == store.Granted:
 		l.grant(f, a.Lease)
 		l.releaseTaken()
@@ -138,11 +140,13 @@ func (l *leader) take(f *flight, a store.Answer) *outcome {
 
 // grant adds a turn under a lease.
 func (l *leader) grant(f *flight, lease *store.Lease) {
+	l.e.events.granted(lease.TakenOver)
+	f.attempt.Store(int32(lease.Attempt))
 	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
 }
 
-// releaseTaken drops the turns whose fetch the first caller runs for itself. Their other
-// callers retry.
+// releaseTaken drops the turns of flights whose first caller runs the fetch for itself. The
+// other callers retry.
 func (l *leader) releaseTaken() {
 	var ends []ending
 	l.turns = slices.DeleteFunc(l.turns, func(t *turn) bool {
@@ -164,6 +168,9 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 	}
 	if f.refusesUnguarded() {
 		return &outcome{err: unavailable(why), own: true, moment: always}
+	}
+	if o := f.fetchedMeanwhile(l.ctx, why); o != nil {
+		return o
 	}
 	leave := l.e.slots.wait(l.ctx, f.abandoned)
 	if leave == nil {
@@ -198,8 +205,20 @@ func (l *leader) goWithoutStore(away []*flight) {
 	if len(other.flights) == 0 {
 		return
 	}
+	l.slot = nil // the other leader gives it back
 	l.e.flights.wg.Go(func() {
+		defer other.leaveSlot()
 		other.protect(func() {
+			other.flights = slices.DeleteFunc(other.flights, func(f *flight) bool {
+				o := f.fetchedMeanwhile(l.ctx, f.readErr)
+				if o != nil {
+					f.settle(o)
+				}
+				return o != nil
+			})
+			if len(other.flights) == 0 {
+				return
+			}
 			leave := l.e.slots.wait(l.ctx, other.abandoned)
 			for _, f := range other.flights {
 				if leave == nil || !other.goUnguarded(f, leave, f.readErr) {
@@ -221,7 +240,7 @@ func (l *leader) goUnguarded(f *flight, leave func(), why error) bool {
 		return false
 	}
 	l.turns = append(l.turns, &turn{f: f, source: UnguardedFetch, leave: leave})
-	l.e.events.report(cache.Unguarded, Event{Key: f.key, Err: why})
+	l.e.events.report(l.ctx, cache.Unguarded, Event{Key: f.key, Err: why})
 	return true
 }
 
@@ -230,6 +249,6 @@ func (l *leader) abandoned() bool {
 	return !slices.ContainsFunc(l.flights, func(f *flight) bool { return !f.abandoned() })
 }
 
-// errNoStamp: what was fetched can't be stored with its tags, as nobody knows
-// what was deleted before it.
+// errNoStamp: the fetched value can't be stored with its tags, as the deletions before it
+// are unknown.
 var errNoStamp = errors.New("guard: the clock of tags could not be read before the fetch")

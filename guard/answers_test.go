@@ -28,7 +28,7 @@ func (r *recorder) kinds() (all []cache.EventKind) {
 }
 
 // Each fetch ends with one event that says what it answered.
-func TestFetchEndsWithWhatItAnswered(t *testing.T) {
+func TestEventsNameTheAnswerOfAFetch(t *testing.T) {
 	boom := errors.New("boom")
 	type asker = func(ctx context.Context, g *guard.Guard[string], answer error)
 	fetched := func(err error) (string, error) { return "v", err }

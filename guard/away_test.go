@@ -120,9 +120,9 @@ func faulty(t *testing.T, p guard.Policy, opts cache.Options, test func(w *world
 const redisTimeout = 250 * time.Millisecond // cache.Options' default
 
 // pitfall 28
-func TestBlackHoledRedisCostsAFewTimeoutsAndThenNothing(t *testing.T) {
+func TestBlackHoledRedisCostsAFewTimeouts(t *testing.T) {
 	events := &recorder{}
-	faulty(t, policy(), cache.Options{Observer: events}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+	faulty(t, policy(noReserve), cache.Options{Observer: events}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		synctest.Wait() // for the first subscription
 		n.blackHole.Store(true)
 		o := &origin{takes: 100 * time.Millisecond}
@@ -232,7 +232,7 @@ func TestFailClosedTellsSoAtOnce(t *testing.T) {
 
 // pitfall 29
 func TestUnguardedFetchesAreSharedAndBounded(t *testing.T) {
-	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 4 })
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded, p.Reserve.MaxBytes = 4, guard.Off })
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.cut()
 		for range 10 {
@@ -306,7 +306,7 @@ func TestFailureOfAPrivateUnguardedFetchIsShared(t *testing.T) {
 }
 
 // pitfall 29
-func TestUnguardedFetchesThatNobodyWaitsForGiveUpTheirTurn(t *testing.T) {
+func TestUnguardedFetchWithoutCallersLeavesTheQueue(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 1 })
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.cut()
@@ -339,7 +339,7 @@ func TestUnguardedFetchesThatNobodyWaitsForGiveUpTheirTurn(t *testing.T) {
 
 // A large batch holds its turn for as long as its parts take: those that nobody waits
 // for any more must not keep others from it, as nothing of them is stored.
-func TestUnguardedPartsThatNobodyWaitsForAreNotFetched(t *testing.T) {
+func TestUnguardedPartsWithoutCallersAreNotFetched(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxUnguarded, p.MaxBatch = 1, 2 })
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.cut()
@@ -362,7 +362,7 @@ func TestUnguardedPartsThatNobodyWaitsForAreNotFetched(t *testing.T) {
 }
 
 // Of those who leave a flight that waits for its turn, the last one ends it.
-func TestUnguardedFetchIsMadeForWhoIsLeft(t *testing.T) {
+func TestUnguardedFetchServesTheRemainingCaller(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 1 })
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.cut()
@@ -387,7 +387,7 @@ func TestUnguardedFetchIsMadeForWhoIsLeft(t *testing.T) {
 	})
 }
 
-func TestChangeThatWasNotAnsweredSaysThatItMayStillHappen(t *testing.T) {
+func TestUnansweredChangeMayStillHappen(t *testing.T) {
 	faulty(t, policy(), cache.Options{BreakerFailures: 4}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.blackHole.Store(true)
 		for _, err := range []error{
@@ -422,7 +422,7 @@ func (l *losing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 }
 
 // pitfall 27
-func TestOwnGrantWhoseAnswerWasLostIsNotWaitedFor(t *testing.T) {
+func TestLostGrantOfThisProcessIsNotAwaited(t *testing.T) {
 	faulty(t, policy(), cache.Options{}, func(w *world, _ *network, client *redis.Client, g *guard.Guard[string]) {
 		l := &losing{}
 		client.AddHook(l)
@@ -444,7 +444,7 @@ func TestOwnGrantWhoseAnswerWasLostIsNotWaitedFor(t *testing.T) {
 }
 
 // pitfall 11
-func TestWakeUpThatWasMissedIsMadeUpFor(t *testing.T) {
+func TestMissedWakeUpIsFoundByPolling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{T: t, server: redistest.RunEmbeddedInMemory(t)}
 		o := w.server.Options()

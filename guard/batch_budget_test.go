@@ -43,7 +43,7 @@ func (tardy) Known() guard.BudgetState      { return guard.BudgetState{} }
 
 // WaitTimeout is for the fetches of others, and for a turn: not for the later parts of
 // what the call fetches itself.
-func TestPartsOfABatchThatWaitForTheirBudgetAreNotLate(t *testing.T) {
+func TestBatchWaitingForItsBudgetDoesNotTimeOut(t *testing.T) {
 	for name, prepare := range map[string]func(w *world){
 		"under leases":  func(*world) {},
 		"without Redis": func(w *world) { must(w, w.server.Stop()) },
@@ -63,7 +63,7 @@ func TestPartsOfABatchThatWaitForTheirBudgetAreNotLate(t *testing.T) {
 }
 
 // Nor is a call for one key late that waits for the budget of its own fetch.
-func TestWhoWaitsForTheBudgetOfItsOwnFetchIsNotLate(t *testing.T) {
+func TestCallerWaitingForItsBudgetDoesNotTimeOut(t *testing.T) {
 	for name, prepare := range map[string]func(w *world){
 		"under a lease, and of what is too large": func(*world) {},
 		"without Redis": func(w *world) { must(w, w.server.Stop()) },
@@ -84,7 +84,7 @@ func TestWhoWaitsForTheBudgetOfItsOwnFetchIsNotLate(t *testing.T) {
 }
 
 // But the wait for somebody else's fetch that may follow has its bound.
-func TestWhoLosesItsOwnFetchWaitsForAnotherForWaitTimeout(t *testing.T) {
+func TestLostFetchRestartsWaitTimeout(t *testing.T) {
 	for name, ask := range map[string]func(ctx context.Context, g *guard.Guard[string]) error{
 		"one key": func(ctx context.Context, g *guard.Guard[string]) error {
 			_, err := g.Get(ctx, "k", never)
@@ -149,7 +149,7 @@ func TestBudgetThatIsBrokenPausesNoKey(t *testing.T) {
 	}
 }
 
-func TestBatchEndsItsWaitForABudgetWhenNobodyWantsIt(t *testing.T) {
+func TestUnwantedBatchEndsItsWaitForABudget(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(time.Minute), policy(waits))
 		get(w, all[0].Guard, "other", (&origin{}).fetch)
@@ -188,7 +188,7 @@ func TestDeleteWhileABatchWaitsForItsBudget(t *testing.T) {
 	})
 }
 
-func TestDeleteOfAllItsKeysEndsABatchsWaitForItsBudget(t *testing.T) {
+func TestDeleteOfAllKeysEndsABatchsBudgetWait(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(30*time.Second), policy(waits))
 		get(w, all[0].Guard, "other", (&origin{}).fetch)
@@ -206,7 +206,7 @@ func TestDeleteOfAllItsKeysEndsABatchsWaitForItsBudget(t *testing.T) {
 	})
 }
 
-func TestWhoWaitsForABatchIsToldThatItsBudgetIsExhausted(t *testing.T) {
+func TestWaitersOfABatchLearnOfAnExhaustedBudget(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBudgetWait, p.Budget = time.Second, drained{} }))
 		var wg sync.WaitGroup
@@ -245,7 +245,7 @@ func TestLoneBatchHeedsItsCallersDeadline(t *testing.T) {
 }
 
 // Nobody is refused for the deadline of somebody who has left.
-func TestDeadlineOfWhoLeftBoundsNobodysWaitForABudget(t *testing.T) {
+func TestDeadlineOfADepartedCallerBoundsNoBudgetWait(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(10*time.Second), policy(waits))
 		holds, goOn := make(chan struct{}), make(chan struct{})
@@ -307,7 +307,7 @@ func TestTagDeletedDuringTheWaitForABudget(t *testing.T) {
 }
 
 // What a batch was to have said is still good may have been deleted while it waited.
-func TestBatchDoesNotRenewWhatWasDeletedDuringItsWaitForABudget(t *testing.T) {
+func TestBatchDoesNotRenewValuesDeletedMeanwhile(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(30*time.Second), policy(waits, tagged("t")))
 		g := all[0].Guard
@@ -334,7 +334,7 @@ func TestBatchDoesNotRenewWhatWasDeletedDuringItsWaitForABudget(t *testing.T) {
 	})
 }
 
-func TestTagDeletedWhileABatchWaitsForItsBudget(t *testing.T) {
+func TestTagDeletedDuringABatchsBudgetWait(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(30*time.Second), policy(waits, tagged("t")))
 		get(w, all[0].Guard, "other", (&origin{}).fetch)
@@ -364,7 +364,7 @@ func TestRefreshWaitsForItsBudget(t *testing.T) {
 }
 
 // Nor has who may not be given it instead of this error.
-func TestWhoMayNotBeGivenTheStaleValueWaitsForTheBudget(t *testing.T) {
+func TestCallerWithoutStaleRightsWaitsForTheBudget(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := payers(w, 1, every(10*time.Second), policy(waits, func(p *guard.Policy) {
 			p.StaleIfError = time.Hour
@@ -385,7 +385,7 @@ func TestWhoMayNotBeGivenTheStaleValueWaitsForTheBudget(t *testing.T) {
 }
 
 // Nor who has waited for another's fetch until it was too old.
-func TestWhoseStaleValueIsGoneMeanwhileWaitsForTheBudget(t *testing.T) {
+func TestCallerWaitsForTheBudgetOnceStaleIsGone(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(30*time.Second), policy(waits, func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, 10*time.Second }))
 		ctx := w.Context()
@@ -405,7 +405,7 @@ func TestWhoseStaleValueIsGoneMeanwhileWaitsForTheBudget(t *testing.T) {
 }
 
 // Stale keys of a batch ask for no lease to be told that there is nothing left.
-func TestStaleKeysOfABatchWaitForTheBudgetUnasked(t *testing.T) {
+func TestStaleKeysOfABatchDoNotWait(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		events := &recorder{}
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.Stale, p.Budget, p.Observer = time.Hour, drained{known: true}, events }))[0]
@@ -431,7 +431,7 @@ func (p panicsWhen) Observe(e guard.Event) {
 	}
 }
 
-func TestObserverThatPanicsOverABudgetLeavesNoLeaseBehind(t *testing.T) {
+func TestPanickingObserverOfABudgetLeavesNoLease(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(1, policy())
 		g := w.guard(w.open(), policy(func(p *guard.Policy) { p.Budget, p.Observer = drained{}, panicsWhen{cache.BudgetExhausted} }))

@@ -44,7 +44,7 @@ func (e *BatchError) Error() string {
 
 // Unwrap returns the keys' errors, in the order of the keys.
 func (e *BatchError) Unwrap() []error {
-	if e == nil { // what wraps one may be asked
+	if e == nil { // a wrapping error may ask it
 		return nil
 	}
 	errs := make([]error, 0, len(e.Errs))
@@ -56,15 +56,15 @@ func (e *BatchError) Unwrap() []error {
 	return errs
 }
 
-// A manyFailure is what a fetch's error says of its keys.
+// A manyFailure is a fetch's error, key by key.
 type manyFailure struct {
 	of    map[string]error // named by a BatchError
-	whole error            // of those that nobody names
+	whole error            // of keys without an error of their own
 }
 
-// failureOf takes an error apart that wraps BatchErrors, several of them maybe, as a
-// fetch of two upstreams may have joined. What they were joined with is the error of
-// the keys that they don't name.
+// failureOf takes an error apart that wraps one or more BatchErrors, as a fetch of two
+// upstreams may have joined. Errors that were joined with them apply to the keys that they
+// do not name.
 func failureOf(err error) manyFailure {
 	part, _ := errors.AsType[*BatchError](err)
 	if part == nil {

@@ -2,18 +2,19 @@ package guard
 
 import (
 	"context"
+	"runtime/pprof"
 	"sync"
 	"time"
 )
 
 // A Turn is the right to fetch one key, for a caller that fetches in steps of its own
-// instead of in a function: one that streams what it fetches, say. [Guard.Begin] returns
+// instead of in a function: one that streams a response, for example. [Guard.Begin] returns
 // it. It ends with the first call of Store, Fail or Release, at [Policy.FetchTimeout],
 // or with [Guard.Close]; until then the other callers of the key wait, in the whole
 // fleet. It is safe for concurrent use.
 type Turn[V any] struct {
-	// Fill is what the caller is told, and what it says of its value before Store. It is
-	// the caller's.
+	// Fill tells the caller about the key, and takes the terms of its value until Store. It
+	// belongs to the caller.
 	Fill *Fill[V]
 
 	t *openTurn
@@ -28,10 +29,46 @@ func (t *Turn[V]) Context() context.Context { return t.t.ctx }
 func (t *Turn[V]) Alone() bool { return t.t.turn == nil }
 
 // Background reports whether the turn refreshes a value that is served meanwhile.
-func (t *Turn[V]) Background() bool { return t.t.turn != nil && t.t.part.Background() }
+func (t *Turn[V]) Background() bool { return t.t.turn != nil && t.t.turn.f.kind == background }
 
 // Wanted reports whether a caller waits for the turn.
-func (t *Turn[V]) Wanted() bool { return t.t.turn != nil && !t.t.part.Deserted() }
+func (t *Turn[V]) Wanted() bool { return t.t.turn != nil && !t.t.part.deserted() }
+
+// WhileWanted returns a context for a wait before the fetch, for a budget say. It ends
+// with ctx, and when here returns false while no caller waits for the turn. Call stop.
+func (t *Turn[V]) WhileWanted(ctx context.Context, here func() bool) (wanted context.Context, stop func()) {
+	return whileWanted(ctx, nil, func() bool { return !here() && !t.Wanted() })
+}
+
+// StaleAge is the present age of the value that the turn's Fill had as Stale.
+func (t *Turn[V]) StaleAge() time.Duration {
+	rd := t.t.fill.staleRead
+	if rd == nil {
+		return 0
+	}
+	return rd.reading.Age + rd.waited()
+}
+
+// Also returns the turn of another key, for a fetch whose result belongs under that key.
+// No budget pays for it. It returns nil if another caller has the turn of that key, or if
+// the store does not answer within 100 ms.
+func (t *Turn[V]) Also(key string, opts ...CallOption) *Turn[V] {
+	ctx, cancel := context.WithTimeout(t.Context(), alsoWithin)
+	defer cancel()
+	o := t.t.e.get(ctx, key, maxAgeOf(opts), func() *call { return &call{told: true, steps: true, paid: true} })
+	if o.turn == nil {
+		return nil
+	}
+	also := turnOf[V](o.turn)
+	if also.Alone() {
+		also.Release()
+		return nil
+	}
+	return also
+}
+
+// alsoWithin bounds the wait for the turn of another key.
+const alsoWithin = 100 * time.Millisecond
 
 // Store ends the turn with a value, on the terms that the turn's Fill states. It reports
 // whether the value was stored: not if the lease is gone, if the value is private, or if
@@ -59,14 +96,15 @@ func turnOf[V any](t *openTurn) *Turn[V] { return &Turn[V]{fillOf[V](t.fill), t}
 
 // An openTurn is a Turn without its type.
 type openTurn struct {
-	e     *engine
-	part  *part // nil: it is for one caller alone
-	turn  *turn // nil: as part
-	fill  *fill
-	ctx   context.Context
-	began time.Time
-	frame *frame
-	x     Expense // nil: there is no budget
+	e        *engine
+	part     *part // nil: it is for one caller alone
+	turn     *turn // nil: as part
+	fill     *fill
+	ctx      context.Context
+	began    time.Time
+	frame    *frame
+	reported func(fills []*fill, took time.Duration) // reports the end
+	x        Expense                                 // nil: there is no budget
 
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc
@@ -76,20 +114,23 @@ type openTurn struct {
 // startTurn starts a turn that its caller ends.
 func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
+	ctx, o.reported = e.startFetch(ctx, []*fill{r})
 	timeout := &timedOut{e, r.key, 1}
 	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	ctx, o.frame = enter(ctx, e, keys)
+	ctx = pprof.WithLabels(ctx, e.labels)
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
-	e.reportStart([]*fill{r})
+	closed := context.AfterFunc(e.ctx, func() { o.cancel(context.Cause(e.ctx)) }) // a lone turn's ctx is its caller's
 	context.AfterFunc(o.ctx, func() {
 		stop()
+		closed()
 		o.end(func(r *fill) { r.err = context.Cause(o.ctx) })
 	})
 	return o
 }
 
-// end ends the turn with what answer notes in its fill. The first call counts. It
-// reports whether the value was stored.
+// end lets answer fill in the result and ends the turn. The first call counts. It reports
+// whether the value was stored.
 func (o *openTurn) end(answer func(*fill)) bool {
 	o.mu.Lock()
 	ended := o.ended
@@ -103,7 +144,7 @@ func (o *openTurn) end(answer func(*fill)) bool {
 	if o.x != nil {
 		o.x.Settle(o.fill.cost)
 	}
-	o.e.reportEnd([]*fill{o.fill}, time.Since(o.began))
+	o.reported([]*fill{o.fill}, time.Since(o.began))
 	defer o.cancel(nil)
 	if o.turn == nil {
 		return false

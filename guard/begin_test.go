@@ -104,7 +104,7 @@ func TestReleasedTurnGoesToAWaiter(t *testing.T) {
 	})
 }
 
-func TestTurnOfACallerThatLeftGoesToAnother(t *testing.T) {
+func TestTurnPassesFromADepartedCaller(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		elsewhere, g := w.open(), w.fleet(1, policy())[0]
 		lease := held(w, elsewhere, "g:k")
@@ -136,7 +136,7 @@ func TestTurnOfACallerThatLeftGoesToAnother(t *testing.T) {
 	})
 }
 
-func TestTurnEndsAtFetchTimeoutAndWithTheGuard(t *testing.T) {
+func TestTurnEndsAtFetchTimeoutOrClose(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.FetchTimeout = time.Second }))
 		turn := begin(w, fleet[0], "k")
@@ -160,7 +160,7 @@ func TestTurnEndsAtFetchTimeoutAndWithTheGuard(t *testing.T) {
 	})
 }
 
-func TestTurnWhoseLeaseADeleteEndedIsCancelled(t *testing.T) {
+func TestDeleteCancelsATurn(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		turn := begin(w, g, "k")
@@ -263,3 +263,77 @@ func (p *purse) Spend(context.Context, guard.Spending) (guard.Expense, error) { 
 func (p *purse) Exhausted(guard.Priority) bool                                { return false }
 func (p *purse) Known() guard.BudgetState                                     { return guard.BudgetState{} }
 func (p *purse) Settle(n int)                                                 { p.settled += n }
+
+func TestTurnTakesAnotherKeysTurnUnpaid(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		b := &purse{}
+		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Budget, p.Cost = b, 3 }))
+		turn := begin(w, fleet[0], "page")
+		held := begin(w, fleet[1], "held")
+		if also := turn.Also("held"); also != nil {
+			w.Error("a turn of a key that another process fetches")
+		}
+		held.Fail(errors.New("no"))
+		also := turn.Also("variant")
+		if also == nil {
+			w.Fatal("no turn of a key that nobody fetches")
+		}
+		turn.Store("index")
+		waited := make(chan string)
+		go func() { waited <- get(w, fleet[1], "variant", never) }()
+		synctest.Wait()
+		if !also.Store("v") || <-waited != "v" {
+			w.Error("the value did not reach the waiter")
+		}
+		if b.settled != 6 {
+			w.Errorf("settled %d, want 6 for two fetches", b.settled)
+		}
+	})
+}
+
+func TestTurnTellsTheAgeOfItsStaleValue(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		begin(w, g, "k").Store("v")
+		time.Sleep(2 * time.Second)
+		_, turn, err := g.Begin(context.Background(), "k", nil, guard.MaxAge(0))
+		if err != nil || turn == nil {
+			w.Fatalf("turn %v, error %v", turn, err)
+		}
+		time.Sleep(time.Second)
+		if age := turn.StaleAge(); age < 3*time.Second || age > 3*time.Second+100*time.Millisecond {
+			w.Errorf("the age is %v, want 3s", age)
+		}
+		turn.Release()
+	})
+}
+
+func TestImpatientTurnsShareTheSlots(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) {
+			p.WaitTimeout, p.OnWaitTimeout, p.MaxUnguarded = time.Second, guard.StaleOrFetch, 1
+		}))[0]
+		holder := begin(w, g, "k")
+		turns := make(chan *guard.Turn[string], 2)
+		for range 2 {
+			go func() {
+				_, turn, _ := g.Begin(context.Background(), "k", nil)
+				turns <- turn
+			}()
+		}
+		time.Sleep(1500 * time.Millisecond)
+		if len(turns) != 1 {
+			w.Errorf("%d turns with one slot", len(turns))
+		}
+		(<-turns).Store("mine")
+		if turn := <-turns; turn == nil || !turn.Alone() {
+			w.Errorf("the slot was not given back: %v", turn)
+		} else {
+			must(w, g.Close())
+			if turn.Context().Err() == nil {
+				w.Error("the turn outlived its guard")
+			}
+		}
+		holder.Release()
+	})
+}

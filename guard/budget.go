@@ -10,19 +10,17 @@ import (
 // several guards may share. [github.com/stampedeguard/stampede/guard/budget]
 // has one that lives in Redis. It is safe for concurrent use.
 type Budget interface {
-	// Spend takes s.Cost from the budget, at once or when it is there, within
-	// s.MaxWait. Errors: [*ExhaustedError]; the cause of ctx's end, with nothing
-	// spent.
+	// Spend takes s.Cost from the budget, and waits for it up to s.MaxWait. Errors:
+	// [*ExhaustedError]; the cause of ctx's end. Nothing is spent on an error.
 	Spend(ctx context.Context, s Spending) (Expense, error)
-	// Exhausted reports whether it is known here, without asking anybody, that a
-	// Spend of that priority would be refused now.
+	// Exhausted reports whether this process knows that a Spend of that priority would
+	// be refused now. It does no I/O.
 	Exhausted(p Priority) bool
-	// Known is what was last heard of the budget, without asking anybody.
+	// Known is the last state that this process has heard of. It does no I/O.
 	Known() BudgetState
 }
 
-// A Spending is what a call will take from a [Budget], as far as is known before
-// it is made.
+// A Spending is the estimate of a call that a [Budget] pays for.
 type Spending struct {
 	Cost     int
 	Priority Priority
@@ -32,28 +30,30 @@ type Spending struct {
 
 // An Expense is a Spending that was granted.
 type Expense interface {
-	// Settle says that the call is over and what it did cost: the difference is
-	// refunded, or owed. It is to be called once; later calls change nothing.
+	// Settle ends the call at its actual cost: the difference is refunded, or owed. Call it
+	// once; later calls change nothing.
 	Settle(actual int)
 }
 
-// BudgetState is what is known of a [Budget].
+// BudgetState is the state of a [Budget] as a process knows it.
 type BudgetState struct {
 	Spent     int64         // by the fleet, settled
-	Remaining int           // what could be spent at once
-	Paused    time.Duration // for how long nothing will be granted, by the upstream's word
+	Remaining int           // can be spent at once
+	Paused    time.Duration // nothing is granted for so long, as the upstream demanded
+	InFlight  int           // calls under way in the fleet, if their number is limited
+	Processes int           // that use the budget
+	Away      bool          // Redis cannot be reached: Remaining and Paused are of this process's share
 }
 
-// Priority says whose fetches a [Budget] refuses first.
+// Priority orders the calls that a [Budget] refuses: Background first, Critical last.
 type Priority byte
 
 const (
-	// Normal is what callers wait for.
+	// Normal is for fetches that callers wait for.
 	Normal Priority = iota
-	// Background gives way to Normal; refreshes in the background are, whatever the
-	// policy says.
+	// Background gives way to Normal. Refreshes in the background always have it.
 	Background
-	// Critical may use the share that a budget keeps back from the others.
+	// Critical may use the share that a budget reserves.
 	Critical
 )
 
@@ -69,16 +69,15 @@ func (p Priority) String() string {
 	return fmt.Sprintf("priority %d", byte(p))
 }
 
-// An ExhaustedError says that a budget has nothing left for a call that was to be
-// made, and that the call was not made. It crosses processes: errors.As finds it
-// in a [RemoteError] too.
+// An ExhaustedError is returned for a call that was not made, as its budget had nothing
+// left. It crosses processes: errors.As finds it in a [RemoteError] too.
 type ExhaustedError struct {
 	Budget string // its name
-	// RetryAfter is when there may be something again, as far as was known when the
-	// error was made; those who wait for the budget in this process come first.
+	// RetryAfter is the time until the budget may have something again, as known when the
+	// error was made. Calls of this process that wait for the budget come first.
 	RetryAfter time.Duration
-	// Waited is for how long the call waited in vain, and Allows is what the budget
-	// allows, in words. Both stay in the process.
+	// Waited is how long the call waited in vain. Allows states the budget's limits in
+	// words. Both stay in the process.
 	Waited time.Duration
 	Allows string
 }

@@ -50,7 +50,7 @@ func TestOneFetchIsPaidForOnce(t *testing.T) {
 			must(w, a.err)
 		}
 		o.fetched(w, 1)
-		if n := all[0].budget.Spent() + all[1].budget.Spent() + all[2].budget.Spent(); n < 1 {
+		if n := all[0].budget.Known().Spent + all[1].budget.Known().Spent + all[2].budget.Known().Spent; n < 1 {
 			w.Error("nothing was spent")
 		}
 		st, err := all[0].budget.Peek(w.Context())
@@ -81,7 +81,7 @@ func TestHitsAskNoBudget(t *testing.T) {
 	})
 }
 
-func TestStaleValueIsServedWhenTheBudgetIsExhausted(t *testing.T) {
+func TestExhaustedBudgetServesStaleValues(t *testing.T) {
 	inRedis(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.StaleIfError = time.Hour; p.MaxBudgetWait = time.Minute })
 		g := payers(w, 1, budget.Limit{Rate: 1, Per: time.Hour, Burst: 1}, p)[0]
@@ -102,7 +102,7 @@ func TestStaleValueIsServedWhenTheBudgetIsExhausted(t *testing.T) {
 	})
 }
 
-func TestCallerWaitsForTheBudgetAsLongAsItMay(t *testing.T) {
+func TestCallerWaitsForTheBudgetUntilItsDeadline(t *testing.T) {
 	inRedis(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.MaxBudgetWait = 3 * time.Second })
 		g := payers(w, 1, budget.Limit{Rate: 1, Per: 2 * time.Second, Burst: 1}, p)[0]
@@ -201,20 +201,20 @@ func TestRefreshesGiveWayToCallers(t *testing.T) {
 	})
 }
 
-func TestFetchSaysWhatItCost(t *testing.T) {
+func TestFetchStatesItsCost(t *testing.T) {
 	inRedis(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.Cost = 30 })
 		g := payers(w, 1, aSecond(10, 100), p)[0]
 		_, err := g.Load(w.Context(), "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
-			if f.Cost != 30 || g.budget.Spent() != 30 {
-				w.Errorf("the fetch is told of %d, and %d were spent", f.Cost, g.budget.Spent())
+			if f.Cost != 30 || g.budget.Known().Spent != 30 {
+				w.Errorf("the fetch is told of %d, and %d were spent", f.Cost, g.budget.Known().Spent)
 			}
 			f.Cost = 45
 			return "v", nil
 		})
 		must(w, err)
 		time.Sleep(time.Millisecond)
-		if n := g.budget.Spent(); n != 45 {
+		if n := g.budget.Known().Spent; n != 45 {
 			w.Errorf("%d were spent", n)
 		}
 	})
@@ -257,7 +257,7 @@ func TestUnguardedFetchesArePaidFromTheShare(t *testing.T) {
 	})
 }
 
-func TestWaitForABudgetEndsWhenNobodyWantsTheFetch(t *testing.T) {
+func TestUnwantedFetchEndsItsBudgetWait(t *testing.T) {
 	inRedis(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.MaxBudgetWait = time.Hour; p.FetchTimeout = time.Minute })
 		all := payers(w, 2, budget.Limit{Rate: 1, Per: time.Minute, Burst: 1}, p)

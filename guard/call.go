@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -21,11 +20,13 @@ type call struct {
 	told      bool            // the fetch is told the last value
 	maxAge    time.Duration   // of a stored entry that the caller accepts; anyAge: whatever the policy does
 	steps     bool            // instead of fetch: the caller fetches by itself, with a turn
+	paid      bool            // the fetch is paid for already
 	refreshed func(*openTurn) // instead of fetch: refreshes in the background; nil: there are none
 
-	number   uint64 // sequence number, drawn when it is first needed
-	wait     timer  // WaitTimeout
-	soft     timer  // SoftTimeout
+	began    time.Time // when it began to wait
+	number   uint64    // sequence number, drawn when it is first needed
+	wait     timer     // WaitTimeout
+	soft     timer     // SoftTimeout
 	waitOver bool
 	softOver bool
 }
@@ -47,6 +48,7 @@ type want struct {
 
 // resolve takes each key that was looked at and could not be served to its outcome.
 func (c *call) resolve(all []*want) {
+	c.began = time.Now()
 	c.wait = newTimer(c.e.policy.WaitTimeout)
 	defer c.wait.stop()
 	if d := c.e.policy.SoftTimeout; d > 0 && c.kind() == foreground {
@@ -176,6 +178,8 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	}
 	joined, done := c.enterWaits(ws, number)
 	defer done()
+	c.e.events.waiting.Add(int64(len(joined)))
+	defer c.e.events.waiting.Add(-int64(len(joined)))
 	if !solo {
 		l.start()
 	}
@@ -193,7 +197,7 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	}
 }
 
-// enterWaits returns the keys whose flights can be waited for. To wait for one that waits
+// enterWaits returns the keys with flights that can be waited for. To wait for one that waits
 // for the fetch that this call is made from would have no end.
 func (c *call) enterWaits(ws []*want, number uint64) (joined []*want, done func()) {
 	inner := frameOf(c.ctx)
@@ -334,7 +338,7 @@ func (c *call) newLeader(kind flightKind) *leader {
 	values := c.ctx
 	if kind == background {
 		// No caller waits for it, and so neither does the fetch that it was started from.
-		values = callers.Apart(values)
+		values = apart(values)
 	}
-	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told}
+	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told, paid: c.paid}
 }

@@ -6,12 +6,13 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// Set stores a value under the policy's terms. A fetch that is under way will
-// not overwrite it, and a Get that starts after Set returned does not return
-// what Set replaced. It carries the given tags and the policy's.
+// Set stores a value under the policy's terms, with the given tags and the policy's. A fetch
+// that is under way does not overwrite it. A Get that starts after Set returned does not
+// return the replaced value.
 //
 // Errors: [ErrTooLarge]; too many tags, or one that is empty or too long; the
 // codec's; [ErrUnavailable], which says whether the value may be stored later all
@@ -67,9 +68,8 @@ func entryFor(e *engine, op, key string, value any, tags []string) (*store.Entry
 	return entry, nil
 }
 
-// Delete removes the value. A fetch that is under way will not bring it back,
-// and a Get that starts after Delete returned does not return a value whose
-// fetch started before.
+// Delete removes the value. A fetch that is under way does not bring it back. A Get that
+// starts after Delete returned does not return a value from a fetch that started before.
 //
 // Errors: [ErrUnavailable], which says whether the value may be deleted later
 // all the same; [ErrClosed]; the cause of ctx's end.
@@ -90,7 +90,7 @@ func (g *Guard[V]) Expire(ctx context.Context, key string) error {
 	return g.change(ctx, store.Expire, []string{key}, nil)[0]
 }
 
-// ExpireMany is to Expire what DeleteMany is to Delete.
+// ExpireMany is Expire for many keys. Errors as of DeleteMany.
 func (g *Guard[V]) ExpireMany(ctx context.Context, keys []string) error {
 	return g.engine.events.batchError(keys, g.change(ctx, store.Expire, keys, nil))
 }
@@ -101,8 +101,8 @@ func (g *Guard[V]) Reset(ctx context.Context, key string) error {
 	return g.change(ctx, store.Reset, []string{key}, nil)[0]
 }
 
-// change changes keys, and has the near cache forget them: this process need not wait to
-// hear of its own changes, nor rely on it. There are entries for Set only.
+// change changes keys, and drops their values from the near cache and the reserve, whether
+// the store answers or not. There are entries for Set only.
 func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []string, entries []*store.Entry) []error {
 	e := g.engine
 	if ctx == nil {
@@ -122,22 +122,26 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 			changes[i].Entry = entries[i]
 		}
 	}
+	number := e.sequence.Add(1)
 	errs := e.store.Change(ctx, changes)
 	for i, key := range keys {
-		if g.near != nil {
-			g.near.forget(key)
+		queued := e.backlog.takeKey(key, kind, number, errs[i])
+		if e.coherence != nil && kind != store.Reset {
+			e.coherence.forget(key)
 		}
-		errs[i] = e.changeError(ctx, errs[i])
+		if errs[i] = e.changeError(ctx, errs[i]); queued {
+			e.events.report(ctx, cache.ChangeQueued, Event{Key: key, Err: errs[i]})
+			errs[i] = &queuedError{errs[i]}
+		}
+		e.events.report(ctx, cache.KeyChanged, Event{Key: key, Operation: kind.String(), Err: errs[i]})
 	}
 	return errs
 }
 
-// DeleteTag removes all values that carry one of the tags, at a cost that
-// doesn't depend on how many they are: a Get that starts after DeleteTag returned
-// does not return a value that carries one and whose fetch started before. A fetch
-// under way is not ended, but what it brings is not stored if it carries one. No
-// tags are no error. Tags are the guard's own: those of a guard of another name are
-// others.
+// DeleteTag removes all values that carry one of the tags, at a cost that does not depend
+// on their number. A Get that starts after DeleteTag returned does not return such a value
+// from a fetch that started before. A fetch under way goes on; its value is not stored if
+// it carries one of the tags. No tags are no error. Each guard has its own tags.
 //
 // Errors as of Delete. One that is about some of the tags names them; the others
 // are done.
@@ -145,9 +149,9 @@ func (g *Guard[V]) DeleteTag(ctx context.Context, tags ...string) error {
 	return g.changeTags(ctx, "DeleteTag", store.DeleteTag, tags)
 }
 
-// ExpireTag marks all values stale that carry one of the tags, as Expire does
-// with the value of a key, and as DeleteTag deletes them. What a fetch under way
-// brings is stored, and stale, if it carries one. Errors as of DeleteTag.
+// ExpireTag marks all values stale that carry one of the tags, as Expire does for a key. The
+// value of a fetch under way is stored, and is stale if it carries one of the tags. Errors
+// as of DeleteTag.
 func (g *Guard[V]) ExpireTag(ctx context.Context, tags ...string) error {
 	return g.changeTags(ctx, "ExpireTag", store.ExpireTag, tags)
 }
@@ -167,11 +171,24 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 		return e.errorFor(o)
 	}
 	stored := e.tags.stored(tags)
+	number := e.sequence.Add(1)
 	err := e.store.ChangeTags(ctx, what, stored)
-	if g.near != nil {
-		for _, t := range stored {
-			g.near.forgetTag(t)
+	queued := len(stored)
+	for _, t := range stored {
+		if !e.backlog.takeTag(t, what, number, err) {
+			queued--
+		}
+		if e.coherence != nil {
+			e.coherence.forgetTag(t)
 		}
 	}
-	return e.changeError(ctx, err)
+	err = e.changeError(ctx, err)
+	for _, t := range tags {
+		e.events.report(ctx, cache.KeyChanged, Event{Key: t, Operation: what.String(), Err: err})
+	}
+	if queued == len(stored) {
+		e.events.report(ctx, cache.ChangeQueued, Event{Err: err})
+		err = &queuedError{err}
+	}
+	return err
 }

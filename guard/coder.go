@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -134,10 +135,10 @@ func (p *packer) encode(value any) (payload []byte, err error) {
 
 // unpack returns the value that was read, decoded once for all callers that share the
 // read. A value that can't be decoded is reported once, too.
-func (p *packer) unpack(key string, rd *read) (any, error) {
+func (p *packer) unpack(ctx context.Context, key string, rd *read) (any, error) {
 	rd.decoding.Do(func() {
 		if rd.value, rd.damage = p.decode(rd.reading, p.coder.decode); rd.damage != nil {
-			p.damaged(key, rd.reading, rd.damage)
+			p.damaged(ctx, key, rd.reading, rd.damage)
 		}
 	})
 	return rd.value, rd.damage
@@ -163,6 +164,6 @@ func (p *packer) decode(r *store.Reading, decode func([]byte) (any, error)) (val
 }
 
 // damaged reports an entry that can't be read.
-func (p *packer) damaged(key string, r *store.Reading, err error) {
-	p.events.report(cache.EntryDamaged, Event{Key: key, Token: cache.Token(r.Entry.Version), Err: err})
+func (p *packer) damaged(ctx context.Context, key string, r *store.Reading, err error) {
+	p.events.report(ctx, cache.EntryDamaged, Event{Key: key, Token: cache.Token(r.Entry.Version), Err: err})
 }

@@ -237,7 +237,7 @@ func TestFetchThatIsToldMayGoAnotherWay(t *testing.T) {
 	})
 }
 
-func TestFetchesThatAskForTheSameAreNotTold(t *testing.T) {
+func TestFetchesThatShareAKeyAreNoDeadlock(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		leaf := &origin{takes: time.Second}
@@ -263,7 +263,7 @@ func TestFetchesThatAskForTheSameAreNotTold(t *testing.T) {
 }
 
 // A wait that has ended is none: in turn the same keys ask for each other.
-func TestWaitThatHasEndedIsNotHeldAgainstAFetch(t *testing.T) {
+func TestEndedWaitIsNoDeadlock(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		left := make(chan struct{})
@@ -291,7 +291,7 @@ func TestWaitThatHasEndedIsNotHeldAgainstAFetch(t *testing.T) {
 }
 
 // Across processes FetchTimeout ends it.
-func TestFetchesOfTwoProcessesThatAskForEachOtherTimeOut(t *testing.T) {
+func TestDeadlockAcrossProcessesTimesOut(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.FetchTimeout = 5 * time.Second }))
 		keys := []string{"a", "b"}

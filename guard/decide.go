@@ -10,12 +10,12 @@ import (
 // This file holds the decisions, apart from everything that carries them out:
 // pure functions of an entry, its age and the policy.
 
-// An action is what to do with what was read.
+// An action is the next step for an entry that was read.
 type action byte
 
 const (
 	serve      action = iota // fresh
-	serveStale               // servable, while somebody refreshes it
+	serveStale               // servable while it is refreshed
 	notFound                 // known not to exist
 	fetch                    // nothing usable: go for the lease
 	fetchAlone               // the key's values may not be shared
@@ -67,9 +67,9 @@ func servedStale(r *store.Reading, p *Policy) bool {
 }
 
 // staleAllowed reports whether the entry's own terms leave any time to serve it
-// stale. A value that is fresh to its very end may not be, even expired by hand.
-// Nor may one that never was fresh, as it was for those who waited for it, or one
-// that is only kept to be validated.
+// stale. A value that is fresh to its very end may not be, even after an Expire. Nor may a
+// value that never was fresh, which was for its waiters only, or one that is only kept to
+// be validated.
 func staleAllowed(r *store.Reading) bool {
 	return r.Entry.FreshFor > 0 && r.Entry.TTL > r.Entry.FreshFor && r.Entry.Flags&store.FlagKept == 0
 }
@@ -114,7 +114,7 @@ func errorPause(p *Policy, failures int) time.Duration {
 }
 
 // lifetime is a value's two bounds as they go into its header. A value that may
-// be shared only with those who wait for it is gone as soon as can be.
+// be shared only with its waiters expires at once.
 func lifetime(f *fill, p *Policy) (fresh, hard time.Duration) {
 	if f.ttl <= 0 && f.staleUse == OnlyValidate && f.staleFor > 0 {
 		return 0, min(max(f.staleFor, time.Millisecond), store.MaxTTL)

@@ -1,10 +1,10 @@
-// Package guard lets one caller in a fleet of processes fetch a value and gives
-// everybody else that fetch's outcome.
+// Package guard lets one caller in a fleet of processes fetch a value, and gives all
+// other callers the outcome of that fetch.
 //
 // A [Guard] reads through a [cache.Store]. When a value is missing, the callers
-// of one process share a flight; the flights of all processes ask for a lease of
-// the key; the one that is granted it fetches, and the others are woken with
-// what came of it. A holder that dies is replaced within a fraction of a second.
+// of one process share a flight. The flights of all processes ask for a lease of
+// the key. The holder of the lease fetches, and the other flights are woken with
+// its outcome. A holder that dies is replaced within a fraction of a second.
 //
 //	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{
 //		TTL:   time.Minute, // fresh for
@@ -15,6 +15,5 @@
 //		return vendor.Quote(ctx, "EURUSD")
 //	})
 //
-// What the package promises, and what not, is in the README; how it is kept is
-// in docs/protocol.md.
+// The README lists the guarantees and their limits, docs/protocol.md how they are kept.
 package guard

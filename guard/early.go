@@ -7,9 +7,6 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// NoEarlyRefresh turns off what a zero would give a default: Policy.Beta.
-const NoEarlyRefresh = -1
-
 // dueAt is the age from which a fresh value is refreshed in the background.
 //
 // It is XFetch (Vattani, Chierichetti, Lowenstein: Optimal Probabilistic Cache
@@ -22,7 +19,7 @@ const NoEarlyRefresh = -1
 //
 //	gap = took * beta * (1.1 + Exp(1)/2)
 //
-// When is decided so; who is decided by the lease.
+// The lease decides which process refreshes.
 func dueAt(e *store.Entry, beta float64) time.Duration {
 	if beta <= 0 || e.Took <= 0 {
 		return e.FreshFor

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/pprof"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +21,12 @@ type engine struct {
 	tags   tagger
 	payer  payer
 	events reporter
-	near   *near // nil: none
+	labels pprof.LabelSet // of the goroutines of fetches
+
+	coherence *coherence // nil: this process keeps no values
+	near      *near      // nil: none
+	reserve   *reserve   // nil: none
+	backlog   *backlog
 
 	lookups   lookups
 	flights   *flights
@@ -28,24 +34,54 @@ type engine struct {
 	foresight foresight
 	slots     *slots // of fetches without a lease
 
+	detach  func()          // ends what the observers were told of the guard
 	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
+	cancel  context.CancelCauseFunc
 	closing atomic.Bool
 }
 
 func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
 	e := &engine{
 		store: s, name: name, policy: p,
-		events:  reporter{guard: name, observer: p.Observer, hideKeys: p.HideKeys},
+		labels:  pprof.Labels("stampede.guard", name),
+		detach:  func() {},
 		flights: newFlights(),
+	}
+	e.events.init(name, &e.policy)
+	if b, ok := p.Budget.(interface{ Name() string }); ok {
+		e.payer.name = b.Name()
 	}
 	e.lookups = lookups{e: e, of: map[string]*lookup{}}
 	e.tags = tagger{prefix: e.storePrefix(), own: p.Tags}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
 	e.payer.policy, e.payer.events = &e.policy, &e.events
-	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
+	e.backlog = newBacklog(e, p.MaxQueued)
 	return e
+}
+
+// keepValues makes what keeps values in this process. raw says that values are bytes as they
+// are stored.
+func (e *engine) keepValues(raw bool) error {
+	p := &e.policy
+	reserved := p.Reserve.MaxBytes != Off && p.WhenUnavailable != FailClosed
+	if !reserved && !p.Near.on() {
+		return nil
+	}
+	e.coherence = newCoherence()
+	if p.Near.on() {
+		var err error
+		if e.near, err = newNear(e.coherence, p.Near); err != nil {
+			return err
+		}
+	}
+	if reserved {
+		e.reserve = newReserve(e.coherence, p.Reserve, raw, p.MaxUnguarded)
+	}
+	e.coherence.near, e.coherence.reserve = e.near, e.reserve
+	e.coherence.follow(e.store, e.storePrefix())
+	return nil
 }
 
 // storeKey is the user's key as the store knows it. A name can't hold a colon, so no
@@ -62,8 +98,8 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		e.events.served(w.out, ctx.Err() != nil)
 		return w.out
 	}
-	if e.near != nil {
-		w.ticket = e.near.ticket(key)
+	if e.coherence != nil {
+		w.ticket = e.coherence.ticket(key)
 	}
 	number := uint64(0)
 	if maxAge != anyAge {
@@ -74,7 +110,10 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 			e.lookups.leave(w.lookup)
 		}
 		e.events.served(w.out, ctx.Err() != nil)
-		e.keepNear(key, w.ticket, w.out)
+		e.keep(key, w.ticket, w.out)
+		if e.events.hits != nil && w.out.err == nil {
+			e.events.hits.ObserveHit(ctx, w.out.source, w.out.age())
+		}
 		return w.out
 	}
 	c, slowly := slow(), w // w itself would be allocated for hits, too
@@ -90,7 +129,10 @@ func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 		w.lookup = e.lookups.join(ctx, w.key, kind)
 	}
 	if w.lookup != nil {
-		w.rd = w.lookup.wait(ctx)
+		w.rd, w.out = w.lookup.waitHedged(ctx, func(why error) *outcome { return e.fromReserve(w.key, maxAge, why) })
+		if w.out != nil {
+			return
+		}
 	}
 	if w.rd == nil {
 		w.out = &outcome{then: fetch}
@@ -107,7 +149,22 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 	if w.out = e.endedFor(ctx, w.rd.err); w.out != nil {
 		return
 	}
-	w.out = e.judge(w.key, w.rd)
+	if w.rd.err == nil {
+		e.answered()
+		w.rd = e.unlessQueued(w.key, w.rd)
+	}
+	if w.rd.err != nil {
+		if w.out = e.fromReserve(w.key, maxAge, w.rd.err); w.out != nil {
+			return
+		}
+	}
+	w.out = e.judge(ctx, w.key, w.rd)
+	if w.out.then == fetch && maxAge == anyAge && w.rd.reading != nil && w.rd.reading.Seen == "" {
+		if o := e.recovering(w.key); o != nil {
+			w.out = o
+			return
+		}
+	}
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
 		w.out = &outcome{then: fetch}
 	}
@@ -121,12 +178,12 @@ func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r
 // expectsMiss reports whether a call had better ask for the lease at once. Within a
 // fetch of its own key, or without a budget for a fetch, only a stored entry can help.
 func (e *engine) expectsMiss(ctx context.Context, key string) bool {
-	return e.foresight.miss() && !within(ctx, e, key) &&
+	return e.foresight.miss() && !within(ctx, e, key) && (e.reserve == nil || e.reserve.get(key) == nil) &&
 		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 
-// endedFor is the outcome for a caller whose context ended, or whose store was closed;
-// nil if it may go on.
+// endedFor is the outcome for a caller after the end of its context, its guard or its
+// store; nil if it may go on.
 func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 	if ctx.Err() != nil {
 		return &outcome{err: context.Cause(ctx)}
@@ -138,13 +195,13 @@ func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 }
 
 // judge is the outcome that a read alone allows.
-func (e *engine) judge(key string, rd *read) *outcome {
+func (e *engine) judge(ctx context.Context, key string, rd *read) *outcome {
 	r := rd.reading
 	if r == nil {
 		return &outcome{then: fetch}
 	}
 	if r.Damage != nil {
-		e.packer.damaged(key, r, r.Damage)
+		e.packer.damaged(ctx, key, r, r.Damage)
 	}
 	act := decide(r, &e.policy)
 	switch act {
@@ -153,7 +210,7 @@ func (e *engine) judge(key string, rd *read) *outcome {
 	case fetch, fetchAlone, fetchLocal:
 		return &outcome{then: act, entry: r}
 	}
-	value, err := e.packer.unpack(key, rd)
+	value, err := e.packer.unpack(ctx, key, rd)
 	if err != nil {
 		return &outcome{then: fetch}
 	}
@@ -181,28 +238,47 @@ func (e *engine) maskable(o *outcome) bool {
 }
 
 // reportStale reports a stale value that is served while it is refreshed.
-func (e *engine) reportStale(key string, o *outcome) {
+func (e *engine) reportStale(ctx context.Context, key string, o *outcome) {
 	if o.source == Stale {
-		e.events.report(cache.StaleServed, Event{Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
+		e.events.report(ctx, cache.StaleServed, Event{Reason: cache.ReasonRefreshing, Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
 	}
 }
 
-// keepNear puts a value into the near cache, if there is one.
-func (e *engine) keepNear(key string, t ticket, o *outcome) {
+// keep puts a value into the near cache and the reserve, if there are such.
+func (e *engine) keep(key string, t ticket, o *outcome) {
+	e.keepReserved(key, t, o)
 	if e.near != nil && o.err == nil && o.stored && o.source != Stale {
 		e.near.put(key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
 	}
 }
 
 // close ends all flights. Those that hold a lease release it.
-func (e *engine) close() {
-	e.closing.Store(true)
+func (e *engine) close() error {
+	if e.closing.Swap(true) {
+		return nil
+	}
+	e.detach()
+	err := e.backlog.close()
 	e.flights.close()
-	e.cancel()
+	e.cancel(e.errClosed())
+	e.backlog.wg.Wait()
 	e.flights.wg.Wait()
+	if e.coherence != nil {
+		e.coherence.feed.Close()
+	}
 	if e.near != nil {
 		e.near.close()
 	}
+	return err
+}
+
+// unlessQueued is the read, or one without an answer if the entry is not to be served, as
+// its invalidation is queued.
+func (e *engine) unlessQueued(key string, rd *read) *read {
+	if rd.reading.Found && e.backlog.covers(key, &rd.reading.Entry, rd.at) {
+		return &read{err: errQueuedChange, at: rd.at}
+	}
+	return rd
 }
 
 // misused is the error of a call with a nil context, or else with a nil fetch.
@@ -222,7 +298,7 @@ func (e *engine) errorFor(o *outcome) error {
 	return o.err
 }
 
-// errClosed names the guard that was closed, or whose store was.
+// errClosed names the guard. If only its store was closed, it wraps that error too.
 func (e *engine) errClosed() error {
 	if e.closing.Load() {
 		return fmt.Errorf("%w: guard %q", ErrClosed, e.name)

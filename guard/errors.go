@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// What a fetch may answer besides a value and errors of its own.
+// Answers of a fetch besides a value and errors of its own.
 var (
-	// ErrNotFound, returned by a fetch, is cached for [Policy.Negative]; callers
-	// get it too, in every process, unless the fetch set [Fill.Private].
+	// ErrNotFound, returned by a fetch, is cached for [Policy.Negative]. Get, Load, Begin
+	// and Peek return it in every process, unless the fetch set [Fill.Private].
 	// [Policy.NotFound] makes other errors count as it.
 	ErrNotFound = errors.New("guard: not found")
 	// ErrNotModified, returned by a fetch that was given a stale value
@@ -18,33 +18,37 @@ var (
 	ErrNotModified = errors.New("guard: not modified")
 )
 
-// What a caller may get besides the fetch's errors.
+// Errors of calls besides those of fetches.
 var (
-	// ErrMiss: Peek found nothing.
+	// ErrMiss: nothing is stored. Returned by Peek.
 	ErrMiss = errors.New("guard: nothing stored")
-	// ErrUnavailable: the store can't be reached, or refuses (it wraps
-	// store.ErrUnavailable or store.ErrRefused, which tell), and the policy is
-	// FailClosed; or a Set, Delete, Expire, DeleteTag, ExpireTag, Reset or Peek failed
-	// for that reason.
+	// ErrUnavailable: the store can't be reached, or refuses. It wraps
+	// cache.ErrUnavailable or cache.ErrRefused, which tell the two apart. Returned by
+	// Peek, by all calls that change something and, if the policy is FailClosed, by all
+	// calls that fetch.
 	ErrUnavailable = errors.New("guard: store unavailable")
-	// ErrQuarantined: so many processes died fetching this key that nobody may
-	// for a while ([Policy.MaxAttempts], [Policy.Quarantine]).
+	// ErrQueued: Redis did not acknowledge a Set, Delete, Expire, DeleteTag or ExpireTag, and
+	// the guard keeps the invalidation and carries it out when Redis answers again
+	// ([Policy.MaxQueued]). A Set is then carried out as a Delete. The error wraps
+	// ErrUnavailable too, or the cause of the context's end.
+	ErrQueued = errors.New("guard: invalidation queued")
+	// ErrQuarantined: [Policy.MaxAttempts] processes died fetching this key. It is not
+	// fetched for [Policy.Quarantine].
 	ErrQuarantined = errors.New("guard: key quarantined")
-	// ErrWaitTimeout: the outcome of somebody else's fetch, or the turn of one's own
-	// without a lease, did not come within [Policy.WaitTimeout].
+	// ErrWaitTimeout: the outcome of another caller's fetch, or a slot for a fetch without
+	// a lease, did not come within [Policy.WaitTimeout].
 	ErrWaitTimeout = errors.New("guard: waited too long for the fetch of another caller")
 	// ErrFetchTimeout: the fetch did not end within [Policy.FetchTimeout].
 	ErrFetchTimeout = errors.New("guard: fetch timed out")
-	// ErrReentrant: a fetch asked its own guard for its own key, or for a key whose
-	// fetch, in this process, waits for this one; it would have waited for itself.
-	// Calls made with a fetch's context count as its own. Fetches of different
-	// processes that ask for each other's keys are not found out: FetchTimeout ends
-	// them.
+	// ErrReentrant: a fetch asked for its own key, or for a key that is fetched in this
+	// process by a fetch that waits for this one. It would have waited for itself. Calls
+	// made with a fetch's context count as the fetch's. Fetches of different processes
+	// that ask for each other's keys are not detected: FetchTimeout ends them.
 	ErrReentrant = errors.New("guard: fetch would wait for itself")
 	// ErrTooLarge: Set was given a value over [Policy.MaxBytes].
 	ErrTooLarge = errors.New("guard: value too large")
-	// ErrClosed: the guard, which the error names, or its store was closed. In the
-	// latter case the error wraps store.ErrClosed, too.
+	// ErrClosed: the guard, which the error names, or its store was closed. If it was the
+	// store, the error also wraps cache.ErrClosed.
 	ErrClosed = errors.New("guard: closed")
 	// ErrGoexit: the fetch ended its goroutine with runtime.Goexit.
 	ErrGoexit = errors.New("guard: fetch called runtime.Goexit")
@@ -53,10 +57,10 @@ var (
 	errNilContext = errors.New("guard: nil context (use context.Background())")
 )
 
-// A PanicError is what callers in the process get whose fetch panicked; those in
-// others get a [RemoteError] with Panicked set.
+// A PanicError is returned to the callers of this process if a fetch panicked. Callers in
+// other processes get a [RemoteError] with Panicked set.
 type PanicError struct {
-	Value any    // what was given to panic
+	Value any    // the argument of panic
 	Stack []byte // of the goroutine that panicked
 }
 
@@ -70,8 +74,8 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// A RetryAfterError says that nobody in the fleet should fetch this key again
-// before After has passed. Make one with [RetryAfter].
+// A RetryAfterError pauses the fetches of a key in the whole fleet until After has passed.
+// Make one with [RetryAfter].
 type RetryAfterError struct {
 	Err   error
 	After time.Duration
@@ -83,22 +87,21 @@ func (e *RetryAfterError) Error() string {
 
 func (e *RetryAfterError) Unwrap() error { return e.Err }
 
-// RetryAfter is for a fetch to return: err, and nobody in the fleet fetches this
-// key again for d. Callers get err (or the stale value, if the policy has one)
-// until then. A d of zero or less is no pause.
+// RetryAfter is for a fetch to return: it wraps err, and the fleet does not fetch this key
+// again for d. Callers get err until then, or the stale value if the policy has one. A d
+// of zero or less is no pause.
 func RetryAfter(err error, d time.Duration) error {
 	return &RetryAfterError{Err: err, After: d}
 }
 
-// A RemoteError is the failure of a fetch that ran in another process, or, while
-// a pause lasts, of an earlier one in any. It unwraps to the sentinels it wrapped
-// there, as far as [Policy.Errors] registers them, so that errors.Is works across
-// machines.
+// A RemoteError is the failure of a fetch that ran in another process or, while a pause
+// lasts, of an earlier fetch in any process. It unwraps to the sentinels that it wrapped
+// there, as far as [Policy.Errors] registers them: errors.Is works across machines.
 type RemoteError struct {
 	Text       string        // the error's text
 	Sentinels  []error       // registered errors that it wrapped
 	Panicked   bool          // the fetch panicked
-	RetryAfter time.Duration // nobody fetches before this has passed; 0: no pause
+	RetryAfter time.Duration // the key is not fetched before this has passed; 0: no pause
 }
 
 func (e *RemoteError) Error() string { return "guard: a remote or earlier fetch failed: " + e.Text }
@@ -106,7 +109,7 @@ func (e *RemoteError) Error() string { return "guard: a remote or earlier fetch 
 // Unwrap returns the sentinels.
 func (e *RemoteError) Unwrap() []error { return e.Sentinels }
 
-// PauseOf returns how long nobody will fetch again, as far as err tells.
+// PauseOf returns how long the key of err will not be fetched, as far as err tells.
 func PauseOf(err error) (time.Duration, bool) {
 	var remote *RemoteError
 	if errors.As(err, &remote) && remote.RetryAfter > 0 {

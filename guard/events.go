@@ -8,8 +8,7 @@ import (
 )
 
 type (
-	// Event is that of package cache, whose stores report to the same kind of
-	// observer.
+	// Event is that of package cache: stores report to the same kind of observer.
 	Event = cache.Event
 	// Observer is that of package cache.
 	Observer = cache.Observer
@@ -17,27 +16,6 @@ type (
 
 // Observers is that of package cache: an Observer that tells each of the given ones.
 func Observers(all ...Observer) Observer { return cache.Observers(all...) }
-
-// A reporter counts what happens in a guard and tells its Observer.
-type reporter struct {
-	guard    string
-	observer Observer // nil: none
-	hideKeys bool
-	counters
-}
-
-// report counts an event and tells the Observer.
-func (r *reporter) report(kind cache.EventKind, ev Event) {
-	r.event(kind)
-	if r.observer == nil {
-		return
-	}
-	ev.Kind, ev.Guard = kind, r.guard
-	if r.hideKeys {
-		ev.Key = ""
-	}
-	r.observer.Observe(ev)
-}
 
 // quote names a key in an error, which may end up in an event.
 func (r *reporter) quote(key string) string {

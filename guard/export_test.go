@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -25,3 +26,11 @@ func DueAt(e *store.Entry, beta float64) time.Duration { return dueAt(e, beta) }
 
 // MissesInARow make a guard foresee the next.
 const MissesInARow = missesInARow
+
+// ErrNotWanted is the cause of the end of a context of WhileWanted.
+var ErrNotWanted = errNotWanted
+
+// WhileWanted returns the context of a wait that ends when no caller is left.
+func WhileWanted(ctx context.Context, unwanted <-chan struct{}, deserted func() bool) (context.Context, func()) {
+	return whileWanted(ctx, unwanted, deserted)
+}

@@ -30,12 +30,12 @@ type failure struct {
 	Text      string   `msgpack:"t"`
 	Sentinels []string `msgpack:"s,omitempty"` // registered names, or reserved ones
 	Panicked  bool     `msgpack:"p,omitempty"`
-	PauseMS   int64    `msgpack:"r,omitempty"` // nobody fetches for so long
+	PauseMS   int64    `msgpack:"r,omitempty"` // the key is not fetched for so long
 	Budget    string   `msgpack:"b,omitempty"` // it was exhausted
 	BudgetMS  int64    `msgpack:"x,omitempty"` // and may have something again after so long
 }
 
-// encodeFailure never fails: what can't be said is left out.
+// encodeFailure never fails: it leaves out values that can't be encoded.
 func encodeFailure(err error, pause time.Duration, p *Policy) []byte {
 	f := failure{Text: err.Error(), PauseMS: pause.Milliseconds()}
 	if len(f.Text) > maxFailureText {

@@ -10,12 +10,10 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A fetchFunc runs the user's fetch for some keys and notes in each fill what it
-// answered.
+// A fetchFunc runs the user's fetch for some keys and notes the answer in each fill.
 type fetchFunc func(ctx context.Context, fills []*fill)
 
 // A part is the turns that one call of the fetch serves.
@@ -32,7 +30,7 @@ type part struct {
 }
 
 // fetchTurns fetches the keys of the leader's turns and settles them, MaxBatch keys at
-// once and one part after the other. While leases are held whose fetch has not begun,
+// once and one part after the other. While leases wait for their fetch,
 // nothing is waited for but the parts before.
 func (l *leader) fetchTurns() {
 	if len(l.turns) == 0 {
@@ -86,7 +84,7 @@ func (p *part) fetch() {
 		l.hand(p, turns[0], fills[0], paid)
 		return
 	}
-	fills = l.e.runFetch(callers.With(p.ctx, p), l.fetch, fills, &p.keys, paid.expense)
+	fills = l.e.runFetch(p.ctx, l.fetch, fills, &p.keys, paid.expense)
 	p.conclude(turns, fills)
 }
 
@@ -118,13 +116,16 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	for i, t := range turns {
 		fills[i] = t.newFill(l.told)
 		t.start = e.flights.startFetch(t.f)
+		if t.lease == nil && e.coherence != nil {
+			t.ticket = e.coherence.ticket(t.f.key)
+		}
 	}
 	fills[0].cost = paid.cost
 	used = true
 	return turns, fills, paid
 }
 
-// conclude settles the turns with what the fetch answered.
+// conclude settles the turns with the answers of the fetch.
 func (p *part) conclude(turns []*turn, fills []*fill) {
 	if !p.l.told {
 		p.addStale(turns, fills)
@@ -167,25 +168,21 @@ func (p *part) stillWanted(turns []*turn) []*turn {
 	return wanted
 }
 
-// Background, Lone and Deserted make a part [callers.Callers].
-func (p *part) Background() bool { return p.turns[0].f.kind == background }
-
-// Lone implements [callers.Callers].
-func (p *part) Lone() bool {
+// lone reports whether the first callers wait and no others do.
+func (p *part) lone() bool {
 	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.lone(t.f) })
 }
 
-// Deserted implements [callers.Callers].
-func (p *part) Deserted() bool { return p.deserted() }
-
+// deserted reports whether no caller waits.
 func (p *part) deserted() bool {
 	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.deserted(t.f) })
 }
 
-// newFill presets what the fetch is told and may change.
+// newFill presets the terms of a fetch.
 func (t *turn) newFill(told bool) *fill {
 	f, e := t.f, t.f.e
 	r := e.newFill(f.key)
+	r.trigger, r.flight = f.trigger, f
 	if t.lease != nil {
 		r.attempt, r.token, r.lease = t.lease.Attempt, t.lease.Token, t.lease
 	} else {
@@ -199,7 +196,7 @@ func (t *turn) newFill(told bool) *fill {
 
 func (e *engine) newFill(key string) *fill {
 	return &fill{
-		key: key, attempt: 1,
+		key: key, attempt: 1, trigger: cache.TriggerMiss,
 		ttl: e.policy.TTL, staleFor: e.policy.Stale, tags: e.tags.own,
 	}
 }
@@ -269,7 +266,7 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 	defer cancel()
 	called := false
 	defer func() { refundUnless(&called, x) }()
-	e.reportStart(fills)
+	ctx, ended := e.startFetch(ctx, fills)
 	start := time.Now()
 	called = true
 	done := make(chan struct{})
@@ -287,32 +284,8 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 			r.err = timeout // the fetch heeded its context
 		}
 	}
-	e.reportEnd(fills, time.Since(start))
+	ended(fills, time.Since(start))
 	return fills
-}
-
-func (e *engine) reportStart(fills []*fill) {
-	for _, r := range fills {
-		e.events.report(cache.FetchStarted, r.event())
-	}
-}
-
-func (e *engine) reportEnd(fills []*fill, took time.Duration) {
-	for _, r := range fills {
-		r.took = took
-		ev := r.event()
-		ev.Duration, ev.Err = took, r.err
-		e.events.report(endOfFetch(r.err), ev)
-	}
-}
-
-// event is one about the fetch of the fill's key.
-func (r *fill) event() Event {
-	ev := Event{Key: r.key, Attempt: r.attempt}
-	if r.lease != nil {
-		ev.Token = cache.Token(r.token)
-	}
-	return ev
 }
 
 // givenUp are the answers of a fetch that goes on with its own fills.
@@ -321,6 +294,7 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	for i, r := range fills {
 		all[i] = e.newFill(r.key)
 		all[i].attempt, all[i].token, all[i].lease = r.attempt, r.token, r.lease
+		all[i].trigger, all[i].flight = r.trigger, r.flight
 		all[i].err = err
 	}
 	return all
@@ -351,7 +325,7 @@ func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, 
 			x.Settle(cost)
 		}
 	}()
-	fetch(ctx, fills)
+	fetch(e.labelled(ctx), fills)
 	for _, r := range fills {
 		e.complete(r)
 	}
@@ -367,7 +341,7 @@ func (e *engine) complete(r *fill) {
 		}
 	}()
 	if r.err != nil {
-		_ = r.err.Error() // an error whose methods panic, a typed nil say, does so here
+		_ = r.err.Error() // a method that panics, of a typed nil for example, does so here
 		r.err = e.policy.asNotFound(r.err)
 		_ = errors.Is(r.err, ErrNotFound)
 		_, _ = PauseOf(r.err)

@@ -7,52 +7,50 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A Fill is what a fetch is told by [Guard.Load], and what it may say about its
-// value before it returns. It belongs to that fetch alone.
+// A Fill tells a fetch of [Guard.Load] about its key, and takes the terms of the fetched
+// value until the fetch returns. It belongs to one fetch and is not safe for concurrent
+// use.
 type Fill[V any] struct {
 	// Key is the key that is fetched.
 	Key string
-	// Stale is the last value, if there is one, for a conditional request: answer
-	// ErrNotModified if it is still good. There is one only where something keeps
-	// it past its TTL: Stale, StaleIfError, or an Expire by hand. A value that lacks
-	// one of Policy.Tags is not given, so that the fetch brings one that carries it.
-	// Stale may be shared: treat it as read-only.
+	// Stale is the last value, for a conditional request: return ErrNotModified if it is
+	// still good. It is nil unless Policy.Stale, StaleIfError or an Expire keeps values
+	// past their TTL. It is also nil if the value lacks one of Policy.Tags. Stale may be
+	// shared: treat it as read-only.
 	Stale *V
-	// Attempt counts the attempts to fetch this key since its last outcome,
-	// fleet-wide, from 1. Above 1, a holder before this one died, or lost its lease
-	// to a Delete or Expire, or its answer was lost. Without a lease it is 1.
+	// Attempt counts the fleet's attempts to fetch this key since its last outcome, from 1.
+	// Above 1, an earlier holder died, lost its lease to a Delete or Expire, or its answer
+	// was lost. Without a lease it is 1.
 	Attempt int
-	// IdempotencyKey is unique to this attempt: the lease token in hexadecimal, or
-	// as many random digits where there is no lease.
-	// An upstream that is given it can tell a duplicate.
+	// IdempotencyKey is unique to this attempt: the lease token in hexadecimal, or as many
+	// random digits without a lease. An upstream that gets it can recognise a duplicate.
 	IdempotencyKey string
 
-	// TTL is how long the value will be fresh; preset from the policy. Zero or
-	// less hands the value to those who wait for it now, and to nobody later; in
-	// other processes only if it is small (64 KiB) and carries no tags.
+	// TTL is how long the value will be fresh; preset from the policy. A TTL of zero or
+	// less hands the value to the callers that wait now, and stores nothing for later
+	// ones. Waiters in other processes then get it only if it is small (64 KiB) and
+	// carries no tags.
 	TTL time.Duration
 	// StaleFor is how long the value may be served stale after that; preset from
 	// the policy's Stale. Off forbids it, also when a fetch fails.
 	StaleFor time.Duration
-	// StaleUse says what else the value may be used for in that time, if not for
-	// everything: preset to ServeStale.
+	// StaleUse restricts the use of the value in that time; preset to ServeStale.
 	StaleUse StaleUse
-	// Private keeps the value for the caller that fetched it. For Policy.Bypass,
-	// all callers of the key then fetch for themselves, side by side; their fetches
-	// find it preset to true, and TTL to what is left of that time; to zero where
-	// that isn't known. So it is with ErrNotModified, for the stale value, and with
-	// ErrNotFound, which isn't cached then. Any other error is for all who wait.
+	// Private keeps the value for the caller that fetched it. For Policy.Bypass, all
+	// callers of the key then fetch for themselves, side by side. Their fetches find
+	// Private preset to true, and TTL to the rest of that time, or to zero if that is
+	// unknown. Private also applies to the stale value of ErrNotModified, and to
+	// ErrNotFound, which is not cached then. All other errors are shared.
 	Private bool
-	// Tags are what the value can be deleted by, together with all others that
-	// carry the tag: [Guard.DeleteTag]. Preset from the policy; append to them. At
-	// most 16, of 1 to 256 bytes each, or the fetch has failed. They also go with
-	// ErrNotFound. With ErrNotModified the value keeps exactly the tags that it has,
-	// those of Policy.TagsOf included; the fetch has failed if Tags holds one that the
-	// value does not carry. To change a value's tags, return the value.
+	// Tags name groups of values that [Guard.DeleteTag] deletes together. Preset from the
+	// policy; append to them. The fetch has failed if there are more than 16, or one has
+	// not 1 to 256 bytes. Tags also apply to ErrNotFound. With ErrNotModified the value
+	// keeps exactly the tags that it has; the fetch has failed if Tags holds another one.
+	// To change a value's tags, return the value.
 	Tags []string
 
-	// Cost is what the fetch costs the policy's Budget; preset to what was spent
-	// before it, [Policy.Cost]. What it says when the fetch returns is settled: the
+	// Cost is the cost of the fetch in units of the policy's Budget; preset to the
+	// estimate that was spent before it, [Policy.Cost]. When the fetch returns, the
 	// difference is refunded, or owed. Less than 0 counts as 0.
 	Cost int
 
@@ -72,18 +70,17 @@ func (fl *Fill[V]) Lost() <-chan struct{} {
 	return fl.lease.Lost()
 }
 
-// StaleUse says what a value is good for in the time that [Fill.StaleFor] keeps
-// it past its TTL.
+// StaleUse restricts the use of a value after its TTL, while [Fill.StaleFor] keeps it.
 type StaleUse byte
 
 const (
-	// ServeStale: it is served while it is refreshed, and stands in for errors.
+	// ServeStale: it is served while it is refreshed, and replaces errors.
 	ServeStale StaleUse = iota
-	// OnlyIfError: it stands in for errors, for callers who waited, if the policy
-	// has StaleIfError.
+	// OnlyIfError: it replaces errors, for callers that waited, if the policy has
+	// StaleIfError.
 	OnlyIfError
-	// OnlyValidate: nobody gets it. The next fetch is told ([Fill.Stale]), for a
-	// conditional request. A TTL of zero or less is then no reason not to keep it.
+	// OnlyValidate: it is not served. The next fetch gets it ([Fill.Stale]) for a
+	// conditional request. It is then kept even with a TTL of zero or less.
 	OnlyValidate
 )
 
@@ -98,7 +95,7 @@ func (u StaleUse) flags() store.Flags {
 	return 0
 }
 
-// fillOf is the typed form of what a fetch is told.
+// fillOf is the typed form of a fill.
 func fillOf[V any](f *fill) *Fill[V] {
 	fl := &Fill[V]{
 		Key: f.key, Attempt: f.attempt, IdempotencyKey: f.token.String(),
@@ -109,7 +106,7 @@ func fillOf[V any](f *fill) *Fill[V] {
 	return fl
 }
 
-// into notes what the fetch said of its value.
+// into copies the terms that the fetch has set.
 func (fl *Fill[V]) into(f *fill) {
 	f.ttl, f.staleFor, f.staleUse, f.private, f.cost, f.tags = fl.TTL, fl.StaleFor, fl.StaleUse, fl.Private, fl.Cost, fl.Tags
 }
@@ -132,8 +129,7 @@ func maxAgeOf(opts []CallOption) time.Duration {
 	return opts[len(opts)-1].maxAge
 }
 
-// A fill is what a fetch is told about one key and what it answers: Fill without its
-// type.
+// A fill is a Fill without its type, with the fetch's answer for the key.
 type fill struct {
 	key       string
 	stale     any   // decoded
@@ -141,6 +137,8 @@ type fill struct {
 	attempt   int
 	token     store.Token  // the lease's, or a random one
 	lease     *store.Lease // nil: none
+	trigger   string       // of the fetch
+	flight    *flight      // nil: the fetch is for one caller alone
 
 	ttl, staleFor time.Duration
 	staleUse      StaleUse
@@ -171,6 +169,8 @@ const (
 	FromNear
 	// UnguardedFetch: fetched without a lease, as Redis was away.
 	UnguardedFetch
+	// FromReserve: kept in this process, as Redis does not answer. See [Reserve].
+	FromReserve
 )
 
 func (s Source) String() string {
@@ -179,6 +179,8 @@ func (s Source) String() string {
 		return "store"
 	case FromNear:
 		return "near"
+	case FromReserve:
+		return "reserve"
 	case Fetched:
 		return "fetched"
 	case Waited:

@@ -22,15 +22,15 @@ func (c *call) maskOne(w *want, o *outcome) *outcome {
 		w.rd = e.lookups.read(c.ctx, w.key)
 	}
 	r, waited := w.rd.found(), w.rd.waited()
-	if !servableIfError(r, waited) {
+	if !servableIfError(r, waited) || e.backlog.covers(w.key, &r.Entry, w.rd.at) {
 		return o
 	}
-	value, err := e.packer.unpack(w.key, w.rd)
+	value, err := e.packer.unpack(c.ctx, w.key, w.rd)
 	if err != nil {
 		return o
 	}
 	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.events.report(cache.StaleServed, Event{Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
+	e.events.report(c.ctx, cache.StaleServed, Event{Reason: staleReason(o.err), Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
 	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
@@ -57,16 +57,20 @@ func (c *call) finish(all []*want) {
 	e := c.e
 	var stale []*want
 	ended := c.ctx.Err() != nil
+	c.reportWaits(all)
 	for _, w := range all {
 		e.events.served(w.out, ended)
+		if e.events.hits != nil && w.out.stored && w.f == nil {
+			e.events.hits.ObserveHit(c.ctx, w.out.source, w.out.age())
+		}
 		if w.out.turn != nil {
 			continue
 		}
 		if w.out.refresh != nil {
-			e.reportStale(w.key, w.out)
+			e.reportStale(c.ctx, w.key, w.out)
 			stale = append(stale, w)
 		}
-		e.keepNear(w.key, w.ticket, w.out)
+		e.keep(w.key, w.ticket, w.out)
 	}
 	c.refresh(stale)
 }
@@ -77,7 +81,9 @@ func (c *call) refresh(ws []*want) {
 	if len(ws) == 0 || c.steps && c.refreshed == nil || e.policy.Budget != nil && e.policy.Budget.Exhausted(Background) {
 		return // or each stale hit would ask for a lease to be told so
 	}
-	ws = slices.DeleteFunc(ws, func(w *want) bool { return e.flights.has(background, w.key) })
+	ws = slices.DeleteFunc(ws, func(w *want) bool {
+		return e.flights.has(background, w.key) || w.out.refresh.reserved && !e.reserve.mayRefresh()
+	})
 	l := c.newLeader(background)
 	l.refresh = c.refreshed
 	solo := len(ws) == 1
@@ -105,8 +111,7 @@ func (c *call) refresh(ws []*want) {
 	}
 }
 
-// fetchAlone fetches for this caller alone, on its own context, keys whose values may
-// not be shared. Nothing is stored.
+// fetchAlone fetches keys with private values for this caller alone, on its own context. Nothing is stored.
 func (c *call) fetchAlone(ws []*want) {
 	c.fetchOwn(ws, Fetched, func(w *want, r *fill) {
 		r.private, r.ttl = true, 0
@@ -135,12 +140,18 @@ func (c *call) fetchInstead(all []*want) {
 		}
 		return
 	}
-	defer leave()
 	for _, w := range late {
-		e.events.report(cache.Unguarded, Event{Key: w.key, Err: w.out.err})
+		e.events.report(c.ctx, cache.Unguarded, Event{Key: w.key, Err: w.out.err})
 	}
 	own := *c
 	own.ctx = context.WithValue(c.ctx, slotKey{}, e.slots)
+	defer func() {
+		if t := late[0].out.turn; t != nil {
+			context.AfterFunc(t.ctx, leave)
+		} else {
+			leave()
+		}
+	}()
 	own.fetchOwn(late, UnguardedFetch, func(_ *want, r *fill) { r.private = true })
 }
 
@@ -169,7 +180,11 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 			fills[i].token = randomToken()
 			preset(w, fills[i])
 		}
-		paid, err := e.payer.alone(ctx, some[0].key)
+		var paid payment
+		var err error
+		if !c.paid {
+			paid, err = e.payer.alone(ctx, some[0].key)
+		}
 		switch {
 		case err != nil:
 			fills = e.givenUp(fills, err)

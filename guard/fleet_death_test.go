@@ -78,7 +78,7 @@ func TestFleetReplacesAKilledHolderOnACluster(t *testing.T) {
 // A frozen holder is alive as far as anybody can see, so its lease has to end.
 // What it does when it thaws, be it while its successor still fetches or after
 // that, is refused (P2; pitfall 5).
-func TestFleetFrozenHolderIsReplacedWhenItsLeaseEnds(t *testing.T) {
+func TestFleetFrozenHolderIsReplacedAfterItsLease(t *testing.T) {
 	f := runFleet(t, 3, guard.Policy{Lease: time.Second})
 	var late series
 	for i := range rounds(4, 20) {
@@ -152,7 +152,7 @@ func (f *fleetTest) dump() map[string]string {
 }
 
 // P7: a key whose fetch ends its process ends MaxAttempts of them and no more.
-func TestFleetQuarantinesAKeyWhoseHoldersDie(t *testing.T) {
+func TestFleetQuarantinesAKeyAfterDeaths(t *testing.T) {
 	f := runFleet(t, 6, guard.Policy{MaxAttempts: 3})
 	for _, lift := range []struct {
 		name string

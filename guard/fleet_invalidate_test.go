@@ -113,7 +113,7 @@ func (f *fleetTest) changeRound(key string, takes time.Duration, change func(p *
 
 // Pitfalls 16 and 17: a fetch in flight doesn't undo a Delete, and who comes
 // after it doesn't join a fetch from before it.
-func TestFleetGetAfterDeleteNeverSeesTheOldValue(t *testing.T) {
+func TestFleetGetAfterDeleteSeesNoOldValue(t *testing.T) {
 	f := runFleet(t, 3, guard.Policy{})
 	after, shared := 0, 0
 	f.changeUnderLoad(rounds(100, 1000),
@@ -146,7 +146,7 @@ func TestFleetGetAfterDeleteNeverSeesTheOldValue(t *testing.T) {
 }
 
 // Pitfalls 16 and 17 for Set, whose value everybody sees from then on.
-func TestFleetGetAfterSetSeesWhatWasSet(t *testing.T) {
+func TestFleetGetAfterSetSeesTheSetValue(t *testing.T) {
 	f := runFleet(t, 3, guard.Policy{})
 	after := 0
 	f.changeUnderLoad(rounds(100, 1000),

@@ -128,7 +128,7 @@ func TestFleetNearCachesHearOfASet(t *testing.T) {
 
 // A process whose link swallows everything can't hear of changes, and knows it.
 func TestFleetBlackHoledProcessStopsServingNearValues(t *testing.T) {
-	policy := guard.Policy{TTL: time.Minute, Near: guard.Near{MaxEntries: 100, TTL: time.Minute}}
+	policy := guard.Policy{TTL: time.Minute, Near: guard.Near{MaxEntries: 100, TTL: time.Minute}, Reserve: guard.Reserve{MaxBytes: guard.Off}}
 	f := runFleet(t, 1, policy)
 	proxy := redistest.RunProxy(t, f.server.Addr())
 	cfg := fleetConfig(policy)

@@ -14,13 +14,17 @@ import (
 // A flight brings the callers of one key in this process to an outcome: it asks for
 // the lease, then fetches under it or waits for its holder. Its leader runs it.
 type flight struct {
-	e     *engine
-	key   string
-	kind  flightKind
-	by    *leader
-	first uint64 // sequence number of the first caller
-	began time.Time
-	solo  bool // the leader runs it on the flight's own goroutine
+	e       *engine
+	key     string
+	kind    flightKind
+	by      *leader
+	first   uint64 // sequence number of the first caller
+	began   time.Time
+	trigger string // of its fetch
+	// It refreshes a value of the reserve. If the store does not answer, it fetches without a
+	// lease.
+	reserved bool
+	solo     bool // the leader runs it on the flight's own goroutine
 
 	// Ends. The goroutine that runs the flight writes out, then closes settled.
 	settled chan struct{}
@@ -37,15 +41,18 @@ type flight struct {
 	exited        bool
 	unwanted      func() // called once no caller can use the result
 
-	// What callers read while the flight runs.
+	// Read by callers while the flight runs.
 	waiting  atomic.Bool  // for the holder of the lease
 	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	fallback atomic.Pointer[fallback]
-	fetch    atomic.Pointer[frame] // the last that it has begun
+	fetch    atomic.Pointer[frame]              // the last that it has begun
+	trace    atomic.Pointer[cache.TraceContext] // of the last fetch, here or elsewhere; nil: none is known
+	holder   atomic.Pointer[store.Token]        // of the lease, elsewhere; nil: none is known
+	attempt  atomic.Int32                       // of the lease, here
 
-	// What is known of the key. Only the goroutine that runs the flight uses the rest.
+	// Knowledge of the key. Only the goroutine that runs the flight uses the rest.
 	readErr     error  // of the first caller's read
-	known       *read  // the last one that showed what is stored, or that nothing is; nil: there was none
+	known       *read  // the last one with an answer; nil: there was none
 	knownMoment uint64 // when its command was sent
 
 	// The search for the lease.
@@ -54,7 +61,7 @@ type flight struct {
 	sent       time.Time
 	heldMoment uint64    // when the acquire was sent that was last answered "held"
 	heldUntil  time.Time // the lease of that answer lives until then, unless it is renewed or given back; zero: none is known
-	unseen     uint64    // when the last command was sent that did not show what is stored now
+	unseen     uint64    // when the last command was sent that did not show the stored entry of now
 	unwatched  time.Time // when the holder first looked unwatched; zero: it does not
 	suspicious bool      // the last answer was "quarantined"
 
@@ -117,17 +124,17 @@ func (f *flight) fly() {
 // finish tidies up after the outcome.
 func (f *flight) finish() {
 	o := f.out
-	if f.kind == forced && f.e.near != nil && o.stored {
-		f.e.near.forget(f.key) // the replaced value may be fresh, and the callers may have left
+	if f.kind == forced && f.e.coherence != nil && o.stored {
+		f.e.coherence.forget(f.key) // the replaced value may be fresh, and the callers may have left
 	}
 	if f.kind == background && o.err != nil && !errors.Is(o.err, ErrNotFound) && (f.e.flights.fetching(f) || errors.Is(o.err, ErrUnavailable)) {
 		// A flight that learned of a pause, or of another's failure, tells nothing new.
-		f.e.events.report(cache.RefreshFailed, Event{Key: f.key, Err: o.err})
+		f.e.events.report(f.by.ctx, cache.RefreshFailed, Event{Key: f.key, Err: o.err})
 	}
 	if f.watch != nil {
 		f.watch.Close()
 		f.watch = nil
-		f.e.events.report(cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err})
+		f.e.events.report(f.by.ctx, cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err, Trace: f.knownTrace()})
 	}
 	if f.kind == background && (o.err != nil || o.then == fetch) {
 		_ = sleep(f.by.ctx, holdOff)
@@ -144,7 +151,7 @@ func (f *flight) settle(o *outcome) {
 	}
 }
 
-// lend offers what the flight has read to callers that have read nothing.
+// lend offers the last read to callers that have read nothing.
 func (f *flight) lend(rd *read) { f.fallback.Store(&fallback{rd, f.moment}) }
 
 // borrow takes the flight's fallback for a caller that has read nothing.
@@ -192,12 +199,12 @@ func (f *flight) giveStale(r *fill) {
 	if _, lacks := f.e.tags.lacks(&known.Entry, f.e.tags.own); lacks {
 		return // a renewal would keep it without the tag
 	}
-	if value, err := f.e.packer.unpack(f.key, f.known); err == nil {
+	if value, err := f.e.packer.unpack(f.by.ctx, f.key, f.known); err == nil {
 		r.stale, r.staleRead = value, f.known
 	}
 }
 
-// know takes in what was read of the flight's key.
+// know takes in a read of the key.
 func (f *flight) know(rd *read) {
 	if f.readErr = rd.err; rd.err == nil {
 		f.known, f.request.Seen = rd, rd.reading.Seen
@@ -206,7 +213,7 @@ func (f *flight) know(rd *read) {
 
 // refusesUnguarded reports whether the flight may not fetch without a lease.
 func (f *flight) refusesUnguarded() bool {
-	return f.kind == background || f.e.policy.WhenUnavailable == FailClosed
+	return f.kind == background && !f.reserved || f.e.policy.WhenUnavailable == FailClosed
 }
 
 // livesOnStale reports whether the flight's callers have a stale value to live on if

@@ -1,11 +1,14 @@
 package guard
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
+
+	"github.com/stampedeguard/stampede/cache"
 )
 
 // A flightKind tells the flights of one key apart. A caller joins flights of its
@@ -79,6 +82,13 @@ func (fs *flights) has(kind flightKind, key string) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	return fs.live[kind][key] != nil
+}
+
+// refreshOf returns the background flight of the key, or nil.
+func (fs *flights) refreshOf(key string) *flight {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.live[background][key]
 }
 
 // fetchesOf are those that the key's flights have begun.
@@ -170,9 +180,9 @@ func (fs *flights) lone(f *flight) bool {
 	return f.before+f.after == 1 && !f.firstLeft
 }
 
-// afterMove returns what a caller does whose flight has moved. out is nil if the
-// caller can still use the result; it waits on then, and gone is closed if there will
-// be none.
+// afterMove returns the outcome for a caller after its flight has moved. It is nil if the
+// caller can still use the result: the caller waits on, and gone is closed if there will be
+// none.
 func (fs *flights) afterMove(f *flight, number uint64) (out *outcome, gone <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -194,27 +204,46 @@ func (fs *flights) close() {
 
 // list describes the live flights.
 func (fs *flights) list(hideKeys bool) []Flight {
+	all, _ := fs.some(math.MaxInt, hideKeys)
+	return all
+}
+
+// some describes at most max live flights, and returns how many there are.
+func (fs *flights) some(max int, hideKeys bool) (all []Flight, total int) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	var all []Flight
-	for kind, live := range fs.live {
-		for key, f := range live {
-			d := Flight{Key: key, Role: "asking", Age: time.Since(f.began)}
-			switch {
-			case flightKind(kind) == background:
-				d.Role = "refreshing"
-			case f.fetchStart != 0:
-				d.Role = "fetching"
-			case f.waiting.Load():
-				d.Role = "waiting"
+	for _, live := range fs.live {
+		total += len(live)
+		for _, f := range live {
+			if len(all) >= max {
+				break
 			}
-			if hideKeys {
-				d.Key = ""
-			}
-			all = append(all, d)
+			all = append(all, f.describe(hideKeys))
 		}
 	}
-	return all
+	return all, total
+}
+
+// describe is the flight for people. flights.mu is held.
+func (f *flight) describe(hideKeys bool) Flight {
+	d := Flight{
+		Key: f.key, Role: "asking", Age: time.Since(f.began), Callers: f.before + f.after, Attempt: int(f.attempt.Load()),
+	}
+	switch {
+	case f.kind == background:
+		d.Role = "refreshing"
+	case f.fetchStart != 0:
+		d.Role = "fetching"
+	case f.waiting.Load():
+		d.Role = "waiting"
+		if holder := f.holder.Load(); holder != nil {
+			d.Holder = cache.Token(*holder)
+		}
+	}
+	if hideKeys {
+		d.Key = ""
+	}
+	return d
 }
 
 // count adds to the callers that may have the result whatever happens to the lease,

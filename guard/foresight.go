@@ -2,12 +2,12 @@ package guard
 
 import "sync/atomic"
 
-// A foresight guesses whether a key is stored, by what the guard has met before:
+// A foresight guesses whether a key is stored, by the guard's last reads:
 // after a row of flights for keys that were not, the next one won't be, either. A
 // flight that foresees a miss asks for the lease unread, as the answer brings the
 // entry if there is one after all: one round trip less if the guess is right, and a
-// script in place of a GET if it is wrong. The zero foresight expects to find what
-// it looks for. It is safe for concurrent use.
+// script in place of a GET if it is wrong. The zero foresight expects to find
+// each key. It is safe for concurrent use.
 type foresight struct{ row atomic.Int32 }
 
 // missesInARow are what it takes: many enough that where half of the keys are

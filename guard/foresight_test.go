@@ -36,7 +36,7 @@ func row(w *world, g *guard.Guard[string], prefix string) {
 
 func TestRowOfMissesGoesOnUnread(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g, reads := coldGuard(w, w.open(), policy())
+		g, reads := coldGuard(w, w.open(), policy(noReserve))
 		o := &origin{}
 		for i := range 10 {
 			get(w, g, fmt.Sprint("k", i), o.fetch)
@@ -65,7 +65,7 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 func TestWrongForesightIsHarmless(t *testing.T) {
 	p := policy(func(p *guard.Policy) {
 		p.TTL, p.Stale, p.StaleIfError, p.Negative = time.Minute, time.Minute, 5*time.Minute, time.Minute
-		p.Beta = guard.NoEarlyRefresh
+		p.Beta = guard.Off
 	})
 	broken := errors.New("the origin is broken")
 	value := func(v string) func(context.Context) (string, error) {
@@ -129,9 +129,9 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 
 // A flight that was misled lends what it was answered to those who were there when it
 // asked. For who comes later it may have been deleted since.
-func TestNobodyBorrowsWhatWasDeletedBeforeTheyCame(t *testing.T) {
+func TestLaterCallersBorrowNoDeletedValue(t *testing.T) {
 	p := policy(func(p *guard.Policy) {
-		p.StaleIfError, p.SoftTimeout, p.Beta = 5*time.Minute, 100*time.Millisecond, guard.NoEarlyRefresh
+		p.StaleIfError, p.SoftTimeout, p.Beta = 5*time.Minute, 100*time.Millisecond, guard.Off
 	})
 	inRedis(t, func(w *world) { // where the holder of a lease hears late that it has lost it
 		other := w.fleet(1, p)[0]
@@ -311,7 +311,7 @@ func TestWarmKeyAmongMissesIsRefreshedEarly(t *testing.T) {
 }
 
 // A fetch that replaces what is stored may ask for it.
-func TestRefreshMayAskForItsOwnKeyAmongMisses(t *testing.T) {
+func TestRefreshMayAskForItsOwnKey(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		must(w, g.Set(context.Background(), "k", "stored"))
@@ -359,7 +359,7 @@ func TestUnforeseenValueStandsInWhenRedisIsGone(t *testing.T) {
 
 // Nothing that was found out is asked for again: a miss whose fetch fails takes no
 // reading to learn that nothing can stand in for the error.
-func TestFailedMissIsNotReadForAStaleValue(t *testing.T) {
+func TestFailedMissIsNotReadForStale(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g, reads := coldGuard(w, w.open(), policy(func(p *guard.Policy) { p.StaleIfError = time.Hour }))
 		broken := errors.New("the origin is broken")

@@ -8,23 +8,22 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A FetchFunc gets a value from where it comes from. Its context has the values
-// of the first caller's context but not its cancellation, as the value is for
-// everybody; it ends at [Policy.FetchTimeout], with [Guard.Close], or when the
-// lease was lost and nobody can use the value any more. Where values are private
-// it is the caller's own context, and ends with it. The fetch may go on, or begin,
-// after the call that brought it has returned: other callers may wait for it.
+// A FetchFunc gets a value from its origin. Its context has the values of the first
+// caller's context but not its cancellation, as all callers share the value. The context
+// ends at [Policy.FetchTimeout], with [Guard.Close], or when the lease was lost and no
+// caller can use the value any more. For private values it is the caller's own context. The
+// fetch may run on, or start, after the call that brought it has returned: other callers
+// may wait for it.
 type FetchFunc[V any] func(ctx context.Context) (V, error)
 
-// Get returns the value of key: the stored one while it is fresh, or stale if
-// the policy says so, else what the fetch of one caller in the fleet returns.
-// Any bytes are a key.
+// Get returns the value of key: the stored value while it is fresh, or stale if the policy
+// allows that, else the result of a fetch that one caller of the fleet makes. Keys may
+// contain arbitrary bytes. It is safe for concurrent use, as all methods are.
 //
-// Errors: what the fetch returned, in this process as it is and from another as
-// a [*RemoteError]; [*PanicError]; [ErrNotFound]; [ErrFetchTimeout];
-// [ErrWaitTimeout]; [ErrQuarantined]; [ErrUnavailable]; [ErrReentrant];
-// [*ExhaustedError]; [ErrClosed]; and the cause of ctx's end, upon which Get returns at once while
-// the fetch goes on for the others.
+// Errors: the fetch's, as it is in this process and as a [*RemoteError] from another one;
+// [*PanicError]; [ErrNotFound]; [ErrFetchTimeout]; [ErrWaitTimeout]; [ErrQuarantined];
+// [ErrUnavailable]; [ErrReentrant]; [*ExhaustedError]; [ErrClosed]; and the cause of ctx's
+// end. When ctx ends Get returns at once, and the fetch goes on for the other callers.
 func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V], opts ...CallOption) (V, error) {
 	var zero V
 	if ctx == nil || fetch == nil {
@@ -49,9 +48,8 @@ func plain[V any](fetch FetchFunc[V]) fetchFunc {
 	}
 }
 
-// Load is Get for callers that want to say or know more: the fetch is told about
-// the last value and may set its value's terms, and the result says where the
-// value comes from.
+// Load is Get with a [Fill] for the fetch, which tells it the last value and takes the terms
+// of the new one, and with a [Result], which tells the source of the value.
 func (g *Guard[V]) Load(ctx context.Context, key string, fetch func(context.Context, *Fill[V]) (V, error), opts ...CallOption) (Result[V], error) {
 	if ctx == nil || fetch == nil {
 		return Result[V]{}, g.engine.misused(ctx)
@@ -101,17 +99,15 @@ func (g *Guard[V]) Begin(ctx context.Context, key string, refresh func(*Turn[V])
 	return r, nil, err
 }
 
-// GetMany is Get for many keys: each is served, waited for, or fetched once for
-// the fleet, with as few round trips as the store can and one call of the fetch
-// for all keys that this call has to fetch, [Policy.MaxBatch] at most in each.
-// Several such calls run one after the other, each for FetchTimeout at most; to
-// callers who wait for the keys of a later one, WaitTimeout is as long as ever.
+// GetMany is Get for many keys. Each key is served, waited for, or fetched once for the
+// fleet, in a few round trips. The fetch is called once for all keys that this call has to
+// fetch, or for [Policy.MaxBatch] of them at a time; such calls run one after the other,
+// each for FetchTimeout at most.
 //
-// It returns the values there are. A key that doesn't exist is missing from
-// them, and no error: a fetch says so by leaving the key out of its map, or with
-// ErrNotFound for an error of that key. If anything else went wrong with some
-// keys the error is a [*BatchError], which names them, and the map has all
-// others.
+// The map has the values of all keys that exist. A key that does not exist is missing from
+// it, and that is no error: the fetch leaves the key out of its map, or returns ErrNotFound
+// for it. If other keys failed, the error is a [*BatchError] that names them, and the map
+// has the rest.
 //
 // The fetch fails for some of its keys by returning a [*BatchError], or an error
 // that wraps one or several, with its map; the others live. Any other error, also one
@@ -136,9 +132,8 @@ func (g *Guard[V]) GetMany(ctx context.Context, keys []string, fetch func(ctx co
 	return values, err
 }
 
-// LoadMany is to GetMany what Load is to Get: the fetch is told about the last value of
-// each key, and may set the terms of each value, and the results say where the values come
-// from. Each Fill names its Key.
+// LoadMany is GetMany with a [Fill] and a [Result] for each key, as of Load. Each Fill names
+// its Key.
 func (g *Guard[V]) LoadMany(ctx context.Context, keys []string, fetch func(ctx context.Context, fills []*Fill[V]) (map[string]V, error), opts ...CallOption) (map[string]Result[V], error) {
 	results := make(map[string]Result[V], len(keys))
 	if ctx == nil || fetch == nil {
@@ -205,14 +200,18 @@ func answerMany[V any](fills []*fill, values map[string]V, err error) {
 	}
 }
 
-// Peek returns what is stored, fresh or stale, and never fetches. Errors:
-// [ErrMiss]; [ErrNotFound] if that is what is stored; [ErrUnavailable];
-// [ErrClosed]; the cause of ctx's end.
+// Peek returns the stored value, fresh or stale, or the value of the [Reserve] if the store
+// does not answer. It never fetches. Errors: [ErrMiss];
+// [ErrNotFound] if that is stored; [ErrUnavailable]; [ErrClosed]; the cause of ctx's end.
 func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	if ctx == nil {
 		return Result[V]{}, g.engine.misused(ctx)
 	}
-	return g.peeked(ctx, key, g.engine.lookups.read(ctx, key))
+	rd, o := g.engine.lookups.readHedged(ctx, key, func(why error) *outcome { return g.engine.fromReserve(key, anyAge, why) })
+	if o != nil {
+		return g.resultOf(o)
+	}
+	return g.peeked(ctx, key, rd)
 }
 
 // PeekMany is Peek for many keys. A key that is not stored, or known not to exist, is
@@ -227,7 +226,7 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 	var of []string
 	at := time.Now()
 	g.engine.readMany(ctx, keys, func(i int, r *store.Reading, err error) {
-		result, err := g.peeked(ctx, keys[i], keep(r, err, at))
+		result, err := g.peekedMany(ctx, keys[i], keep(r, err, at))
 		switch {
 		case err == nil:
 			results[keys[i]] = result
@@ -238,12 +237,25 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 	return results, g.engine.events.batchError(of, failed)
 }
 
+// peekedMany is peeked, but for a key of the reserve if the store did not answer.
+func (g *Guard[V]) peekedMany(ctx context.Context, key string, rd *read) (Result[V], error) {
+	if rd.err != nil {
+		if o := g.engine.fromReserve(key, anyAge, rd.err); o != nil {
+			return g.resultOf(o)
+		}
+	}
+	return g.peeked(ctx, key, rd)
+}
+
 func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V], error) {
 	e := g.engine
 	if o := e.endedFor(ctx, rd.err); o != nil {
 		return Result[V]{}, e.errorFor(o)
 	}
 	if rd.err != nil {
+		return Result[V]{}, unavailable(rd.err)
+	}
+	if rd = e.unlessQueued(key, rd); rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
 	r := rd.reading
@@ -253,7 +265,7 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V],
 	if rd.found() == nil {
 		return Result[V]{}, ErrMiss
 	}
-	value, err := e.packer.unpack(key, rd)
+	value, err := e.packer.unpack(ctx, key, rd)
 	if err != nil {
 		return Result[V]{}, ErrMiss
 	}

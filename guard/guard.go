@@ -12,12 +12,11 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A Guard reads values of type V through a store, fetching what is missing once
-// for the whole fleet. It is safe for concurrent use; make one for each kind of
-// value and keep it.
+// A Guard reads values of type V through a store, and fetches a missing value once for the
+// whole fleet. It is safe for concurrent use; make one for each kind of value and keep it.
 //
-// A value is decoded once and shared by the callers of a flight: treat it, and
-// what it points to, as read-only, or see [Clone].
+// A value is decoded once and shared by the callers of a flight: treat it as read-only, or
+// see [Clone].
 type Guard[V any] struct {
 	engine *engine
 	near   *near     // the engine's
@@ -32,13 +31,12 @@ type options[V any] struct {
 	tagsOf func(string, V) []string
 }
 
-// Clone has f copy each value for each caller, for callers who change what they get: near
-// values, and those that several callers have waited for. It is called for the zero value
-// too, and its panics are the caller's.
+// Clone copies each shared value with f for each caller, for callers that change values. f is
+// called for the zero value too, and its panics are the caller's.
 func Clone[V any](f func(V) V) Option[V] { return func(o *options[V]) { o.clone = f } }
 
-// TagsOf has f say which further tags a value carries, whichever call fetches or sets it:
-// GetMany's values have no others. It is called from several goroutines.
+// TagsOf adds the tags that f returns to each value that is fetched or set. f is called from
+// several goroutines.
 func TagsOf[V any](f func(key string, value V) []string) Option[V] {
 	return func(o *options[V]) { o.tagsOf = f }
 }
@@ -47,9 +45,8 @@ func TagsOf[V any](f func(key string, value V) []string) Option[V] {
 // share the values: it stands in front of the keys (to the store, key k of guard g is
 // "g:k") and labels the events; letters, digits and "._-".
 //
-// Errors: all that is wrong with the store, the name and the policy, joined; or a
-// type V whose values the codec can't store, as far as the codec can tell from the
-// type ([cache.TypeChecker]).
+// Errors: all errors of the store, the name and the policy, joined; or a type V that the
+// codec cannot store, as far as the codec can tell from the type ([cache.TypeChecker]).
 //
 // Several guards may share a store. Close the guards first, then the store, then
 // the Redis client.
@@ -83,23 +80,22 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 	if o.tagsOf != nil {
 		e.tags.of = func(key string, value any) []string { return o.tagsOf(key, *value.(*V)) }
 	}
-	if policy.Near.on() {
-		var err error
-		if e.near, err = newNear(e.store, e.storeKey(""), policy.Near); err != nil {
-			return nil, err
-		}
+	if err := e.keepValues(coderOf[V]{codec}.raw()); err != nil {
+		return nil, err
 	}
-	return &Guard[V]{engine: e, near: e.near, clone: o.clone}, nil
+	g := &Guard[V]{engine: e, near: e.near, clone: o.clone}
+	e.detach = cache.Attach(policy.Observer, cache.Component{Kind: cache.GuardComponent, Name: name, Self: g})
+	return g, nil
 }
 
 // Close ends the guard's fetches, whose contexts are cancelled, and releases
 // their leases, so that other processes go on at once. Callers get ErrClosed.
 // The store stays open. Close returns when the leases have been released; it
 // does not wait for fetches that don't heed their context.
-func (g *Guard[V]) Close() error {
-	g.engine.close()
-	return nil
-}
+//
+// It tries once more to carry out queued invalidations (ErrQueued). If Redis does not
+// acknowledge them, its error says how many are lost, and wraps cache.ErrUnavailable.
+func (g *Guard[V]) Close() error { return g.engine.close() }
 
 // nearValue is the value in the near cache, if it may be used, or nil.
 func (g *Guard[V]) nearValue(ctx context.Context, key string, maxAge time.Duration) *nearValue {
@@ -145,4 +141,11 @@ func (g *Guard[V]) resultOf(o *outcome) (Result[V], error) {
 
 // Stats returns a snapshot. It is cheap but for InFlight, which takes a lock for
 // as long as it takes to list the flights.
-func (g *Guard[V]) Stats() Stats { return statsOf(g.engine) }
+func (g *Guard[V]) Stats() Stats {
+	s := g.Counters()
+	s.InFlight = g.engine.flights.list(g.engine.policy.HideKeys)
+	return s
+}
+
+// Counters is Stats without InFlight. It takes no lock of the guard's.
+func (g *Guard[V]) Counters() Stats { return statsOf(g.engine) }

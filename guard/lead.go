@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -17,20 +18,22 @@ type leader struct {
 	caller   context.Context // the call's own
 	fetch    fetchFunc
 	told     bool            // the fetch is told the last value
+	paid     bool            // no budget pays for the fetch
 	offer    *offer          // instead of fetch: the caller that fetches; nil: none
 	refresh  func(*openTurn) // instead of fetch: refreshes in the background; nil: none
 	flights  []*flight
 	turns    []*turn   // granted, in the order of the flights
+	slot     func()    // gives back the slot of a leader that refreshes values of the reserve; nil: it has none
 	stamping *stamping // the clock of tags, read beside the first acquire; nil: not
 }
 
-// open makes a flight that the leader runs. rd is what its first caller has read.
+// open makes a flight that the leader runs. rd is the read of its first caller.
 func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *flight {
 	p := &l.e.policy
 	f := &flight{
-		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(),
+		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(), trigger: triggerFor(kind, rd),
 		settled: make(chan struct{}), moved: make(chan struct{}), poll: firstPoll,
-		// No other caller may have what the first one read; whatever follows is later.
+		// The first caller shares its read with no other caller; later reads are shared.
 		knownMoment: number + 1, unseen: number + 1,
 		request: store.Request{
 			Key: l.e.storeKey(key), TTL: p.Lease, RenewFor: p.FetchTimeout + p.MaxBudgetWait,
@@ -38,6 +41,7 @@ func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *fli
 		},
 	}
 	if rd != nil {
+		f.reserved = rd.reserved
 		f.know(rd)
 	}
 	l.flights = append(l.flights, f)
@@ -82,7 +86,7 @@ func (l *leader) protect(do func()) {
 // part makes a flight go on by itself.
 func (l *leader) part(f *flight) {
 	own := *l
-	own.flights, own.turns, own.stamping = []*flight{f}, nil, nil
+	own.flights, own.turns, own.stamping, own.slot = []*flight{f}, nil, nil, nil
 	f.by = &own
 }
 
@@ -94,6 +98,15 @@ func (l *leader) run() {
 		}
 		l.fetchTurns()
 		return
+	}
+	if slices.ContainsFunc(l.flights, func(f *flight) bool { return f.reserved }) {
+		if !l.takeSlot() {
+			for _, f := range l.flights {
+				f.settle(l.e.noSlot())
+			}
+			return
+		}
+		defer l.leaveSlot()
 	}
 	l.readForced()
 	var asked, away []*flight
@@ -128,6 +141,13 @@ func (l *leader) runAlone(f *flight) {
 		l.turns = []*turn{{f: f, source: Fetched}}
 		l.fetchTurns()
 		return
+	}
+	if f.reserved {
+		if !l.takeSlot() {
+			f.settle(l.e.noSlot())
+			return
+		}
+		defer l.leaveSlot()
 	}
 	l.readForced()
 	var a store.Answer
@@ -172,7 +192,7 @@ func (l *leader) pursue(f *flight, a store.Answer) {
 func (l *leader) spare(f *flight) (o *outcome, done func()) {
 	e := l.e
 	b := e.policy.Budget
-	if b == nil || f.kind == background || e.policy.MaxBudgetWait > 0 || !b.Exhausted(e.policy.Priority) {
+	if b == nil || l.paid || f.kind == background || e.policy.MaxBudgetWait > 0 || !b.Exhausted(e.policy.Priority) {
 		return nil, func() {}
 	}
 	done = func() { e.payer.doomed.Add(-1) }

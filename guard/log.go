@@ -11,7 +11,8 @@ import (
 )
 
 // LogObserver returns an Observer that writes events to a structured logger; nil
-// means slog.Default(). Events that an operator should look at are warnings, the
+// means slog.Default(). The logger's handler is given the context of the call that an
+// event is about ([cache.ContextObserver]). Events that an operator should look at are warnings, the
 // others are written at debug level. Of a key it writes 200 bytes at most.
 //
 // Warnings that may come with each call, while Redis is away for example, are
@@ -77,18 +78,21 @@ var warnings = map[cache.EventKind]int{
 }
 
 // Observe implements [Observer].
-func (l *logObserver) Observe(ev Event) {
+func (l *logObserver) Observe(ev Event) { l.ObserveContext(context.Background(), ev) }
+
+// ObserveContext implements [cache.ContextObserver].
+func (l *logObserver) ObserveContext(ctx context.Context, ev Event) {
 	level := slog.LevelDebug
 	switch warnings[ev.Kind] {
 	case changes:
 		level = slog.LevelWarn
 	case repeats:
-		if l.enabled(slog.LevelWarn) && l.begins(ev) {
+		if l.logger.Enabled(ctx, slog.LevelWarn) && l.begins(ev) {
 			level = slog.LevelWarn
 		}
 	}
-	if l.enabled(level) {
-		l.write(level, string(ev.Kind), attrsOf(ev))
+	if l.logger.Enabled(ctx, level) {
+		l.write(ctx, level, string(ev.Kind), attrsOf(ev))
 	}
 }
 
@@ -134,19 +138,15 @@ func (l *logObserver) sumUp(key stormKey) {
 		if was.err != nil {
 			attrs = append(attrs, slog.String("error", was.err.Error()))
 		}
-		l.write(slog.LevelWarn, string(key.kind)+" (repeated)", attrs)
+		l.write(context.Background(), slog.LevelWarn, string(key.kind)+" (repeated)", attrs)
 	case was.total > 1:
 		attrs = append(attrs, slog.Int("count", was.total), slog.Duration("within", was.at.Sub(was.began)))
-		l.write(slog.LevelWarn, string(key.kind)+" (ended)", attrs)
+		l.write(context.Background(), slog.LevelWarn, string(key.kind)+" (ended)", attrs)
 	}
 }
 
-func (l *logObserver) enabled(level slog.Level) bool {
-	return l.logger.Enabled(context.Background(), level)
-}
-
-func (l *logObserver) write(level slog.Level, text string, attrs []slog.Attr) {
-	l.logger.LogAttrs(context.Background(), level, "stampede: "+text, attrs...)
+func (l *logObserver) write(ctx context.Context, level slog.Level, text string, attrs []slog.Attr) {
+	l.logger.LogAttrs(ctx, level, "stampede: "+text, attrs...)
 }
 
 // labels are the attributes by which events are told apart.
@@ -178,10 +178,18 @@ func attrsOf(ev Event) []slog.Attr {
 	if ev.Duration != 0 {
 		attrs = append(attrs, slog.Duration("duration", ev.Duration))
 	}
+	for _, a := range []struct{ name, value string }{
+		{"trigger", ev.Trigger}, {"outcome", ev.Outcome}, {"reason", ev.Reason}, {"operation", ev.Operation},
+		{"budget", ev.Budget}, {"priority", ev.Priority},
+	} {
+		if a.value != "" {
+			attrs = append(attrs, slog.String(a.name, a.value))
+		}
+	}
 	if ev.Err != nil {
 		attrs = append(attrs, slog.String("error", ev.Err.Error()))
 	}
-	if panicked := (*PanicError)(nil); errors.As(ev.Err, &panicked) { // whose text has no stack
+	if panicked := (*PanicError)(nil); errors.As(ev.Err, &panicked) { // its text has no stack
 		attrs = append(attrs, slog.String("stack", string(panicked.Stack)))
 	}
 	return attrs

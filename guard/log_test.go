@@ -82,7 +82,7 @@ func wantLines(t testing.TB, l *lineLog, want map[string]int) {
 func TestOutageOfRedisIsAFewLines(t *testing.T) {
 	inRedis(t, func(w *world) {
 		o, l := observerTo(slog.LevelWarn)
-		g := w.fleet(1, policy(func(p *guard.Policy) { p.Observer = o }))[0]
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.Observer, p.Reserve.MaxBytes = o, guard.Off }))[0]
 		must(w, w.server.Stop())
 		ask := func(n int) {
 			for i := range n {

@@ -9,12 +9,14 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A read is what a command showed of a key's entry, or why it showed nothing. Callers
-// share it; its value is decoded once.
+// A read is the answer to a command that reads a key's entry. Callers share it; its value is
+// decoded once.
 type read struct {
 	reading *store.Reading // nil: none, because of err
 	err     error
 	at      time.Time // before the command was sent
+
+	reserved bool // the reserve's: the store does not answer
 
 	decoding sync.Once
 	value    any
@@ -91,6 +93,22 @@ func (ls *lookups) read(ctx context.Context, key string) *read {
 	return lk.wait(ctx)
 }
 
+// readHedged is read for a caller that may be served from the reserve.
+func (ls *lookups) readHedged(ctx context.Context, key string, instead func(why error) *outcome) (*read, *outcome) {
+	ls.mu.Lock()
+	lk, opened := ls.joinLocked(key, true)
+	ls.mu.Unlock()
+	if opened {
+		lk.send(ctx)
+	}
+	defer ls.leave(lk)
+	rd, o := lk.waitHedged(ctx, instead)
+	if o == nil && rd.err != nil {
+		o = instead(rd.err)
+	}
+	return rd, o
+}
+
 // join returns a lookup for the caller to wait for, if there is one to be waited for, and
 // then to leave. Nil: the key has a flight of that kind, or is about to have one, and the
 // caller joins it unread. The sharing rule decides whether its outcome will do, and
@@ -151,6 +169,9 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 		lk.err = err
 	} else {
 		lk.reading = r
+		if s := ls.e.reserve; s != nil {
+			s.took(lk.at)
+		}
 	}
 	ls.mu.Lock()
 	lk.answered = true
@@ -187,6 +208,46 @@ func (lk *lookup) wait(ctx context.Context) *read {
 		return &read{err: context.Cause(ctx)}
 	case <-lk.ls.e.ctx.Done():
 		return &read{err: store.ErrClosed}
+	}
+}
+
+// waitHedged is wait, but for a key that the reserve has: if the store is silent for some
+// time, the outcome is instead returned. Then the read goes on for later callers.
+func (lk *lookup) waitHedged(ctx context.Context, instead func(why error) *outcome) (*read, *outcome) {
+	s := lk.ls.e.reserve
+	if s == nil {
+		return lk.wait(ctx), nil
+	}
+	select {
+	case <-lk.done:
+		return lk.wait(ctx), nil
+	default:
+	}
+	t := s.timer()
+	defer func() {
+		t.Stop()
+		s.timers.Put(t)
+	}()
+	for n := 1; ; n++ {
+		d := s.patience()
+		begin := time.Now()
+		t.Reset(d)
+		select {
+		case <-lk.done:
+			return lk.wait(ctx), nil
+		case <-ctx.Done():
+			return lk.wait(ctx), nil
+		case <-lk.ls.e.ctx.Done():
+			return lk.wait(ctx), nil
+		case <-t.C:
+		}
+		if !s.silent(begin, d, n) {
+			continue
+		}
+		if o := instead(errSilent); o != nil {
+			return nil, o
+		}
+		return lk.wait(ctx), nil
 	}
 }
 

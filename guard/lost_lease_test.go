@@ -52,7 +52,7 @@ func (h *deleteHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 // The lease that a refresh is granted after a Delete in the same process was
 // carried out, but before its answer came, is not one that the Delete ended.
-func TestDeleteEndsNoLeaseThatWasGrantedAfterIt(t *testing.T) {
+func TestDeleteEndsNoLaterLease(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	h := &deleteHook{deleted: make(chan struct{}), granted: make(chan struct{})}
 	open := func(hooked bool) *guard.Guard[string] {

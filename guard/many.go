@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"time"
@@ -9,7 +10,7 @@ import (
 )
 
 // lookMany serves the keys that are stored and fresh; their readings are only lent. It
-// returns the others, each once, with what their read alone allows. A key that is asked
+// returns the others, each once, with the outcome that their read allows. A key that is asked
 // for twice may be found once only: has reports whether it was served.
 func (c *call) lookMany(keys []string, has func(key string) bool, serve func(key string, value any, r *store.Reading)) []*want {
 	if len(keys) == 0 {
@@ -23,37 +24,39 @@ func (c *call) lookMany(keys []string, has func(key string) bool, serve func(key
 		}
 		return left.all
 	}
-	var tickets []ticket
 	decode := e.packer.coder.many()
 	if e.near != nil { // which would keep 64 values for the sake of one
 		decode = e.packer.coder.decode
-		tickets = make([]ticket, len(keys))
-		for i, key := range keys {
-			tickets[i] = e.near.ticket(key)
-		}
 	}
+	tickets := e.coherence.manyTickets(keys)
 	if c.maxAge != anyAge {
 		c.number = e.sequence.Add(1) // before the read, as in engine.get
 	}
 	at, hits := time.Now(), 0
-	c.readUnjoined(keys, func(i int, r *store.Reading, err error) {
+	c.readHedged(keys, func(i int, r *store.Reading, err error, reserved *outcome) {
 		if value := c.fresh(r, decode); value != nil {
-			hits++
+			if hits++; hits == 1 {
+				e.answered()
+			}
 			serve(keys[i], value, r)
+			t := tickets.of(i)
 			if e.near != nil {
-				e.near.put(keys[i], tickets[i], value, r.Keep(), dueAt(&r.Entry, e.policy.Beta), at)
+				r = r.Keep()
+				e.near.put(keys[i], t, value, r, dueAt(&r.Entry, e.policy.Beta), at)
+			}
+			if e.reserve != nil {
+				e.reserve.put(keys[i], t, r, at, e.near == nil)
 			}
 			return
 		}
-		w := &want{key: keys[i], rd: keep(r, err, at)}
-		if tickets != nil {
-			w.ticket = tickets[i]
-		}
-		left.add(w)
+		left.add(&want{key: keys[i], rd: keep(r, err, at), ticket: tickets.of(i), out: reserved})
 	})
 	e.events.storeHits.Add(uint64(hits))
 	left.all = slices.DeleteFunc(left.all, func(w *want) bool { return has(w.key) })
 	for _, w := range left.all {
+		if w.out != nil {
+			continue
+		}
 		if w.rd == nil { // it has a flight
 			w.out = &outcome{then: fetch}
 		} else {
@@ -84,7 +87,7 @@ func (ws *wants) add(w *want) {
 // nil.
 func (c *call) fresh(r *store.Reading, decode func([]byte) (any, error)) any {
 	p := &c.e.policy
-	if r == nil || decide(r, p) != serve || due(r, p.Beta) || c.maxAge == 0 || c.maxAge > 0 && r.Age > c.maxAge {
+	if r == nil || c.e.backlog.size.Load() != 0 || decide(r, p) != serve || due(r, p.Beta) || c.maxAge == 0 || c.maxAge > 0 && r.Age > c.maxAge {
 		return nil
 	}
 	value, err := c.e.packer.decode(r, decode)
@@ -111,6 +114,53 @@ func (c *call) resolveMany(left []*want, serve func(*want)) error {
 		}
 	}
 	return c.e.events.batchError(of, failed)
+}
+
+// readHedged reads the keys that have no flight. If the store is silent for some time, keys
+// of the reserve are given to each with the outcome that it allows, and only the others are
+// read to the end.
+func (c *call) readHedged(keys []string, each func(i int, r *store.Reading, err error, reserved *outcome)) {
+	e := c.e
+	plain := func(i int, r *store.Reading, err error) { each(i, r, err, nil) }
+	if e.reserve == nil || c.maxAge == 0 {
+		c.readUnjoined(keys, plain)
+		return
+	}
+	caller := c.ctx
+	ctx, silent := context.WithCancelCause(caller)
+	begin, d := time.Now(), e.reserve.patience()
+	hedge := time.AfterFunc(d, func() {
+		for n := 1; !e.reserve.silent(begin, d, n); n++ {
+			if begin = time.Now(); sleep(ctx, d) != nil {
+				return
+			}
+		}
+		if slices.ContainsFunc(keys, func(key string) bool { return e.reserve.get(key) != nil }) {
+			silent(errSilent)
+		}
+	})
+	var places []int
+	c.ctx = ctx
+	c.readUnjoined(keys, func(i int, r *store.Reading, err error) {
+		if !errors.Is(err, errSilent) {
+			each(i, r, err, nil)
+		} else if o := e.fromReserve(keys[i], c.maxAge, err); o != nil {
+			each(i, nil, err, o)
+		} else {
+			places = append(places, i)
+		}
+	})
+	c.ctx = caller
+	hedge.Stop() // its goroutine ends with ctx
+	silent(nil)
+	if len(places) == 0 {
+		return
+	}
+	again := make([]string, len(places))
+	for j, i := range places {
+		again[j] = keys[i]
+	}
+	c.readUnjoined(again, func(j int, r *store.Reading, err error) { each(places[j], r, err, nil) })
 }
 
 // readUnjoined reads the keys that have no flight. The others are given to each without

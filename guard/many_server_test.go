@@ -15,7 +15,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
-func TestThousandColdKeysTakeFourRoundTripsAndOneFetch(t *testing.T) {
+func TestThousandColdKeysTakeFourRoundTrips(t *testing.T) {
 	w := &world{T: t}
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	client := server.Client()
@@ -111,7 +111,7 @@ func onPatientClient(t *testing.T, client redis.UniversalClient) *guard.Guard[st
 }
 
 // A value that Redis refuses to take costs the others nothing.
-func TestBatchOnAFullRedisIsServedAndLeavesNoLease(t *testing.T) {
+func TestBatchOnAFullRedisLeavesNoLease(t *testing.T) {
 	w := &world{T: t}
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	admin := server.Client()

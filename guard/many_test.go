@@ -119,7 +119,7 @@ func neverMany(context.Context, []string) (map[string]string, error) {
 	return nil, errors.New("fetched, and must not have been")
 }
 
-func TestManyColdKeysAreOneFetchAndWarmOnesNone(t *testing.T) {
+func TestManyColdKeysAreOneFetch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy())
 		o := &manyOrigin{takes: 100 * time.Millisecond}
@@ -145,7 +145,7 @@ func TestManyColdKeysAreOneFetchAndWarmOnesNone(t *testing.T) {
 
 func TestManyKeysAgeAsOneDoes(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL = 10 * time.Second; p.Beta = guard.NoEarlyRefresh }))[0]
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL = 10 * time.Second; p.Beta = guard.Off }))[0]
 		o := &manyOrigin{}
 		keys := keysFrom(0, 10)
 		getMany(w, g, keys, o.fetch)
@@ -192,7 +192,7 @@ func TestBadBatches(t *testing.T) {
 	})
 }
 
-func TestKeysThatDoNotExistAreLeftOutAndCached(t *testing.T) {
+func TestMissingKeysAreLeftOutAndCached(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy())
 		o := &manyOrigin{answer: func(_ context.Context, keys []string) (map[string]string, error) {
@@ -216,7 +216,7 @@ func TestKeysThatDoNotExistAreLeftOutAndCached(t *testing.T) {
 	})
 }
 
-func TestFetchThatFailsForSomeKeysLosesNoOthers(t *testing.T) {
+func TestFailedKeysOfABatchLoseNoOthers(t *testing.T) {
 	errBad, errWorse := errors.New("bad"), errors.New("worse")
 	for name, c := range map[string]struct {
 		err  error
@@ -288,7 +288,7 @@ func TestKeysOfEachJoinedBatchErrorFail(t *testing.T) {
 }
 
 // What one upstream failed to say is no answer, though another says which keys it lacks.
-func TestErrorJoinedWithABatchErrorIsThatOfTheKeysItDoesNotName(t *testing.T) {
+func TestJoinedErrorAppliesToUnnamedKeys(t *testing.T) {
 	down, gone := errors.New("down"), errors.New("gone")
 	named := &guard.BatchError{Errs: map[string]error{"a": gone, "b": guard.ErrNotFound}}
 	for name, err := range map[string]error{
@@ -419,7 +419,7 @@ func TestBatchErrorNamesAFewKeys(t *testing.T) {
 	})
 }
 
-func TestFetchOfManyThatPanicsOrExitsFailsItsKeys(t *testing.T) {
+func TestPanickingFetchOfManyFailsItsKeys(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		_, err := g.GetMany(context.Background(), []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) { panic("ouch") })
@@ -444,7 +444,7 @@ func (p panicsAt) Observe(e guard.Event) {
 	}
 }
 
-func TestObserverThatPanicsInABatchLeavesNoLeaseBehind(t *testing.T) {
+func TestPanickingObserverOfABatchLeavesNoLease(t *testing.T) {
 	for _, kind := range []cache.EventKind{cache.LeaseGranted, cache.FetchStarted, cache.FetchDone, cache.FillStored} {
 		inWorlds(t, func(w *world) {
 			fleet := w.fleet(2, policy())
@@ -591,7 +591,7 @@ func TestDeleteWhileItsBatchIsFetched(t *testing.T) {
 }
 
 // The fetch goes on for the others, and ends when there are none.
-func TestBatchIsCancelledWhenNobodyWantsAnyOfIt(t *testing.T) {
+func TestUnwantedBatchIsCancelled(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		cancelled := make(chan struct{})
@@ -626,7 +626,7 @@ func TestBatchIsCancelledWhenNobodyWantsAnyOfIt(t *testing.T) {
 	})
 }
 
-func TestBatchThatAsksForItsOwnKeysIsTold(t *testing.T) {
+func TestBatchThatAsksForItsOwnKeysFails(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.MaxBatch = 2 }))[0]
 		ctx := context.Background()
@@ -653,7 +653,7 @@ func TestBatchThatAsksForItsOwnKeysIsTold(t *testing.T) {
 	})
 }
 
-func TestStaleKeysOfABatchAreRefreshedByOneFetch(t *testing.T) {
+func TestStaleKeysOfABatchShareARefresh(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Minute }))[0]
 		o := &manyOrigin{takes: 100 * time.Millisecond}
@@ -675,7 +675,7 @@ func TestStaleKeysOfABatchAreRefreshedByOneFetch(t *testing.T) {
 	})
 }
 
-func TestStaleStandsInForWhatOfABatchFails(t *testing.T) {
+func TestStaleReplacesFailedKeysOfABatch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) {
 			p.TTL, p.StaleIfError, p.SoftTimeout, p.ErrorPause = time.Second, time.Minute, 300*time.Millisecond, guard.Off
@@ -728,7 +728,7 @@ func TestBatchWaitsForOthersForWaitTimeout(t *testing.T) {
 }
 
 // A key that nobody else fetches isn't late because the call has waited for another.
-func TestTooLargeKeyOfABatchIsFetchedHoweverLongAnotherWasWaitedFor(t *testing.T) {
+func TestTooLargeKeyIsFetchedAfterALongWait(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBytes, p.WaitTimeout = 100, time.Second }))
 		large := map[string]string{"large": strings.Repeat("x", 1000)}
@@ -801,7 +801,7 @@ func TestCloseEndsABatchAndFreesItsKeys(t *testing.T) {
 
 // Parts run one after the other: those that are left when it is over must not run at
 // once because nobody waits for them.
-func TestPartsThatAreLeftAtTheEndAreNotFetched(t *testing.T) {
+func TestEndedCallFetchesNoFurtherParts(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxBatch = 1 })
 	keys := keysFrom(0, 5)
 	deaf := func(_ context.Context, keys []string) (map[string]string, error) {
@@ -874,7 +874,7 @@ func TestManyNearValues(t *testing.T) {
 
 // What a batch has long had, when the rest of it is there, is near for no longer
 // than it is fresh.
-func TestNearValuesOfASlowBatchAreNotKeptTooLong(t *testing.T) {
+func TestNearValuesOfASlowBatchEndInTime(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.TTL, p.Near.MaxEntries = 2*time.Second, 100 })
 		late := tap.New(w.open())
@@ -967,7 +967,7 @@ func TestBypassedKeysOfABatch(t *testing.T) {
 
 // What a batch's fetch finds still good is looked at again in one go, or not at all
 // where Redis is away.
-func TestValuesOfABatchThatAreStillGoodAreReadAtOnce(t *testing.T) {
+func TestUnchangedValuesOfABatchTakeOneRead(t *testing.T) {
 	for name, goes := range map[string]bool{"under leases": false, "Redis has gone away": true} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
@@ -995,7 +995,7 @@ func TestValuesOfABatchThatAreStillGoodAreReadAtOnce(t *testing.T) {
 	}
 }
 
-func TestHoldersOfSomeKeysDieAndTheBatchTakesThemOver(t *testing.T) {
+func TestBatchTakesOverKeysOfDeadHolders(t *testing.T) {
 	inRedis(t, func(w *world) {
 		// A process whose subscription is gone, and that renews nothing, has died.
 		dead := &manyOrigin{takes: time.Hour}
@@ -1045,7 +1045,7 @@ func TestBatchWithRedisAwayIsOneUnguardedFetch(t *testing.T) {
 }
 
 // The leases of a long batch outlast all of its fetches, however long that is.
-func TestLeasesOfABatchOfVeryManyPartsAreRenewed(t *testing.T) {
+func TestLeasesOfManyPartsAreRenewed(t *testing.T) {
 	inMemory(t, func(w *world) {
 		events := &recorder{}
 		g := w.fleet(1, policy(func(p *guard.Policy) {
@@ -1078,7 +1078,7 @@ func (v *inPlace) UnmarshalText(b []byte) error {
 	return nil
 }
 
-func TestValuesOfABatchMayHoldTheirOwnAddress(t *testing.T) {
+func TestBatchValuesMayHoldTheirOwnAddress(t *testing.T) {
 	store, err := cache.NewMemory(cache.MemoryOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -1104,4 +1104,44 @@ func TestValuesOfABatchMayHoldTheirOwnAddress(t *testing.T) {
 			t.Errorf("%q has the value of %q", k, got[k].text)
 		}
 	}
+}
+
+// The last fetch of a batch in parts starts when those before it have ended.
+func TestAttemptsOfABatchOutlastItsLeases(t *testing.T) {
+	inMemory(t, func(w *world) {
+		s := tap.New(w.open())
+		var requests []store.Request
+		s.OnAcquire = func(all []store.Request) []store.Answer {
+			requests = append(requests, all...)
+			return nil
+		}
+		p := policy(func(p *guard.Policy) { p.MaxBatch, p.FetchTimeout = 1, time.Minute })
+		getMany(w, w.guard(s, p), keysFrom(0, 20), (&manyOrigin{}).fetch)
+		if len(requests) != 20 {
+			w.Fatalf("%d requests", len(requests))
+		}
+		for _, r := range requests {
+			if r.RenewFor < 20*time.Minute || r.Window <= r.RenewFor+r.TTL {
+				w.Errorf("the lease of %s lasts for %v and %v, and its attempt is remembered for %v", r.Key, r.RenewFor, r.TTL, r.Window)
+			}
+		}
+	})
+}
+
+// A part whose fetch starts after a deletion brings values from after it.
+func TestTagDeletedBeforeAPartSpoilsNothing(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy(tagged("t"), func(p *guard.Policy) { p.MaxBatch = 1 }))
+		var last string
+		getMany(w, fleet[0], []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+			if last == "" {
+				must(w, fleet[1].DeleteTag(ctx, "t"))
+			}
+			last = keys[0]
+			return map[string]string{last: "v"}, nil
+		})
+		if v := get(w, fleet[1], last, never); v != "v" {
+			w.Errorf("got %q", v)
+		}
+	})
 }

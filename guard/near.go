@@ -3,9 +3,7 @@ package guard
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -30,9 +28,9 @@ type Near struct {
 	// MaxBytes bounds the encoded size of the values, before compression, and of
 	// their keys.
 	MaxBytes int
-	// TTL bounds how long a value is used without asking Redis, and with it what a
-	// lost invalidation can cost: a failover may lose one. At least 1 ms. Default
-	// 10 s, and never longer than the value is fresh.
+	// TTL bounds how long a value is used without asking Redis. It also bounds the age of
+	// a value whose invalidation was lost, in a failover for example. At least 1 ms.
+	// Default 10 s, and never longer than the value is fresh.
 	TTL time.Duration
 }
 
@@ -52,31 +50,18 @@ func (n Near) validate() error {
 // near is a guard's near cache. Values in it are *V in an any.
 type near struct {
 	values    *otter.Cache[string, *nearValue]
-	feed      *store.Feed
+	coherence *coherence
 	ttl       time.Duration
 	hits      tally         // lookups that were answered
 	evictions atomic.Uint64 // by a bound, not by the time
-
-	// stamps change when a key of their stripe is invalidated: a value that was
-	// asked for before is not used after. Other keys of the stripe suffer a miss.
-	stamps [256]atomic.Uint64
-	// tagStamps do the same for tags. tagChanges counts all of their changes, each
-	// before it is made: which tags a value carries is known only once it was read,
-	// and if there was no change at all since it was asked for, the stamps of its
-	// tags are still what they were then.
-	tagStamps  [256]atomic.Uint64
-	tagChanges atomic.Uint64
-	seed       maphash.Seed
-	bypasses   atomic.Uint64 // lookups that the feed's epoch ruled out
+	bypasses  atomic.Uint64 // lookups without a feed, and those that its epoch ruled out
 }
 
-// A nearValue is used in the feed's epoch it was put in alone.
+// A nearValue is used only in the feed's epoch in which it was put in.
 type nearValue struct {
 	value any
 	epoch uint64
-	stamp *atomic.Uint64 // of the key's stripe
-	asked uint64         // what it was when the value was asked for
-	tags  []nearTag      // nil: it carries none
+	since since
 	lives time.Duration
 	size  uint32
 	entry *store.Reading // as it was read at the time at
@@ -86,14 +71,8 @@ type nearValue struct {
 // age is the value's age now.
 func (v *nearValue) age() time.Duration { return v.entry.Age + time.Since(v.at) }
 
-// A nearTag is a tag's stripe as it was when the value was asked for.
-type nearTag struct {
-	stamp *atomic.Uint64
-	asked uint64
-}
-
-func newNear(s store.Store, prefix string, cfg Near) (*near, error) {
-	n := &near{ttl: cfg.TTL, seed: maphash.MakeSeed()}
+func newNear(c *coherence, cfg Near) (*near, error) {
+	n := &near{ttl: cfg.TTL, coherence: c}
 	o := &otter.Options[string, *nearValue]{
 		MaximumSize:      cfg.MaxEntries,
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, *nearValue]) time.Duration { return e.Value.lives }),
@@ -112,15 +91,6 @@ func newNear(s store.Store, prefix string, cfg Near) (*near, error) {
 	if n.values, err = otter.New(o); err != nil {
 		return nil, fmt.Errorf("guard: Policy.Near: %w", err)
 	}
-	n.feed = s.Follow(func(what store.Invalidation) {
-		if what.Tag != "" {
-			if strings.HasPrefix(what.Tag, prefix) {
-				n.forgetTag(what.Tag)
-			}
-		} else if key, ours := strings.CutPrefix(what.Key, prefix); ours {
-			n.forget(key)
-		}
-	})
 	return n, nil
 }
 
@@ -128,53 +98,21 @@ func newNear(s store.Store, prefix string, cfg Near) (*near, error) {
 func (n *near) get(key string) *nearValue {
 	v, ok := n.values.GetIfPresent(key)
 	if !ok {
+		if n.coherence.feed.Epoch() == 0 {
+			n.bypasses.Add(1)
+		}
 		return nil
 	}
-	if v.epoch != n.feed.Epoch() {
+	if v.epoch != n.coherence.feed.Epoch() {
 		n.bypasses.Add(1)
 		return nil
 	}
-	// It may have been put in just before an invalidation that it ought to have
-	// met, and not be taken out yet.
-	for i := range v.tags {
-		if t := &v.tags[i]; t.stamp.Load() != t.asked {
-			return nil
-		}
-	}
-	if v.stamp.Load() != v.asked {
+	// The value may have been put in just before an invalidation that it ought to have met,
+	// and may not be taken out yet.
+	if v.since.changed() {
 		return nil
 	}
 	return v
-}
-
-// forget drops a value, and rules out what was read before.
-func (n *near) forget(key string) {
-	n.stamp(key).Add(1)
-	n.values.Invalidate(key)
-}
-
-// forgetTag rules out all values that carry the tag, which is as the store has
-// it, and what was read before. They are taken out as others come.
-func (n *near) forgetTag(tag string) {
-	n.tagChanges.Add(1)
-	n.tagStamp(tag).Add(1)
-}
-
-func (n *near) tagStamp(tag string) *atomic.Uint64 {
-	return &n.tagStamps[maphash.String(n.seed, tag)%uint64(len(n.tagStamps))]
-}
-
-func (n *near) stamp(key string) *atomic.Uint64 {
-	return &n.stamps[maphash.String(n.seed, key)%uint64(len(n.stamps))]
-}
-
-// A ticket is taken before a value is asked for, and shown when it is put in.
-type ticket struct {
-	epoch, stamp, tagChanges uint64
-}
-
-func (n *near) ticket(key string) ticket {
-	return ticket{n.feed.Epoch(), n.stamp(key).Load(), n.tagChanges.Load()}
 }
 
 // put keeps a value for as long as it is fresh and not due to be refreshed,
@@ -193,28 +131,20 @@ func (n *near) put(key string, t ticket, value any, r *store.Reading, due time.D
 	if lives <= 0 {
 		return
 	}
-	var tags []nearTag
-	if len(r.Entry.Tags) > 0 {
-		tags = make([]nearTag, len(r.Entry.Tags))
-		for i, tag := range r.Entry.Tags {
-			stamp := n.tagStamp(tag)
-			tags[i] = nearTag{stamp, stamp.Load()}
-		}
-		if n.tagChanges.Load() != t.tagChanges { // looked at last: see tagChanges
-			return
-		}
+	since, ok := n.coherence.since(t, r.Entry.Tags)
+	if !ok {
+		return
 	}
 	n.values.Set(key, &nearValue{
-		value: value, epoch: t.epoch, stamp: n.stamp(key), asked: t.stamp, tags: tags, lives: lives, entry: r, at: at,
+		value: value, epoch: t.epoch, since: since, lives: lives, entry: r, at: at,
 		size: uint32(min(encodedSize(&r.Entry), math.MaxInt32)),
 	})
 }
 
-// whileRefreshing is how long a value is used whose refresh is due.
+// whileRefreshing bounds the use of a value that is due to be refreshed.
 const whileRefreshing = 20 * time.Millisecond
 
 func (n *near) close() {
-	n.feed.Close()
 	n.values.InvalidateAll()
 	n.values.StopAllGoroutines()
 }

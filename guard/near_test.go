@@ -56,8 +56,8 @@ func TestNearValueIsServedWithoutAskingTheStore(t *testing.T) {
 
 // However long a value was fetched, or others were waited for: its age is since it
 // was stored.
-func TestNearValueIsAsOldAsTheStoredOne(t *testing.T) {
-	slow := func(p *guard.Policy) { p.TTL, p.Beta = 10*time.Second, guard.NoEarlyRefresh }
+func TestNearValueKeepsTheStoredAge(t *testing.T) {
+	slow := func(p *guard.Policy) { p.TTL, p.Beta = 10*time.Second, guard.Off }
 	asOld := func(w *world, g *guard.Guard[string], age time.Duration) {
 		w.Helper()
 		p, err := g.Peek(context.Background(), "k")
@@ -150,7 +150,7 @@ func TestOwnChangeIsSeenAtOnce(t *testing.T) {
 
 // A process may have two guards of a name on its store: what one changes, the other
 // needn't wait to hear of.
-func TestChangeByAnotherGuardOfTheProcessIsSeenAtOnce(t *testing.T) {
+func TestChangeByASiblingGuardIsSeenAtOnce(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		s, ctx := w.open(), w.Context()
 		one, other := w.guard(s, nearPolicy()), w.guard(s, nearPolicy())
@@ -190,7 +190,7 @@ func hold(s *tap.Store) *gate {
 	return g
 }
 
-func TestReadThatRacedAnInvalidationIsNotPutBack(t *testing.T) {
+func TestReadThatRacedADeleteIsNotKept(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		s := tap.New(w.open())
 		g, other := w.guard(s, nearPolicy()), w.guard(w.open(), nearPolicy())
@@ -216,8 +216,8 @@ func TestReadThatRacedAnInvalidationIsNotPutBack(t *testing.T) {
 
 // pitfalls 24 and 25: a link that swallows everything is noticed within two
 // seconds, and what was near before is not used after.
-func TestNearCacheIsBypassedWhileInvalidationsMayBeMissed(t *testing.T) {
-	faulty(t, nearPolicy(), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+func TestNearCacheIsBypassedWhileDeaf(t *testing.T) {
+	faulty(t, nearPolicy(noReserve), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		s, err := cache.NewRedis(w.server.Client(), cache.Options{Namespace: "test"})
 		must(w, err)
 		defer func() { must(w, s.Close()) }()
@@ -335,7 +335,7 @@ func TestBytesNearAreThoseBeforeCompression(t *testing.T) {
 }
 
 // pitfall 22
-func TestHotKeyIsRefreshedBeforeAnybodyWaits(t *testing.T) {
+func TestHotKeyIsRefreshedBeforeItExpires(t *testing.T) {
 	for name, near := range map[string]guard.Near{"near": {MaxEntries: 10}, "far": {}} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
@@ -369,7 +369,7 @@ func TestHotKeyIsRefreshedBeforeAnybodyWaits(t *testing.T) {
 	}
 }
 
-func TestEarlyRefreshIsDrawnOnceForAVersionAndLeavesTimeForTheFetch(t *testing.T) {
+func TestEarlyRefreshIsDrawnOncePerVersion(t *testing.T) {
 	const ttl, took = 10 * time.Second, 200 * time.Millisecond
 	minter := store.NewMinter()
 	var sum time.Duration
@@ -389,7 +389,7 @@ func TestEarlyRefreshIsDrawnOnceForAVersionAndLeavesTimeForTheFetch(t *testing.T
 	if due := guard.DueAt(slow, 1); due != ttl/2 {
 		t.Errorf("a fetch slower than its TTL is due at %v", due)
 	}
-	if due := guard.DueAt(slow, guard.NoEarlyRefresh); due != ttl {
+	if due := guard.DueAt(slow, guard.Off); due != ttl {
 		t.Errorf("turned off: due at %v", due)
 	}
 }
@@ -443,7 +443,7 @@ func TestNearPolicyIsValidated(t *testing.T) {
 
 // In the process that changes a key no reader ever goes back, however it races
 // with those who put values in.
-func TestOwnChangeIsNeverUndoneByARacingReader(t *testing.T) {
+func TestRacingReaderUndoesNoOwnChange(t *testing.T) {
 	store, err := cache.NewMemory(cache.MemoryOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -478,7 +478,7 @@ func TestOwnChangeIsNeverUndoneByARacingReader(t *testing.T) {
 	wg.Wait()
 }
 
-func TestNearValueEndsWithARefreshWhoseCallerHasLeft(t *testing.T) {
+func TestRefreshOfADepartedCallerEndsTheNearValue(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, nearPolicy())[0]
 		synctest.Wait()

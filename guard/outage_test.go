@@ -222,7 +222,7 @@ func (r *recorder) fetchesSince(kind cache.EventKind) (n, unguarded int) {
 	return n, unguarded
 }
 
-func TestFailClosedUnderLoadCostsNothingOnceTheBreakerIsOpen(t *testing.T) {
+func TestFailClosedIsCheapBehindAnOpenBreaker(t *testing.T) {
 	events := &recorder{}
 	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
 	g, proxy, _ := behindProxy(t, p, events)

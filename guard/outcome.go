@@ -8,8 +8,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// An outcome is what a flight ends with, for each caller whose sequence number is
-// below its moment (the sharing rule, docs/protocol.md). The other callers retry.
+// An outcome is the end of a flight, for each caller with a sequence number below its
+// moment (the sharing rule, docs/protocol.md). The other callers retry.
 type outcome struct {
 	value  any // *V
 	err    error
@@ -22,7 +22,7 @@ type outcome struct {
 
 	moment  uint64
 	private bool   // the value is the first caller's; the others fetch for themselves
-	then    action // serve, or what a caller does instead of taking a value
+	then    action // serve, or the step that a caller takes instead
 	refresh *read  // of the entry to be refreshed in the background; nil: none
 
 	turn   *openTurn // instead of a value: the caller is to fetch
@@ -42,7 +42,7 @@ func (o *outcome) share() *outcome {
 	return o
 }
 
-// forCaller is what the caller with the given sequence number gets of the outcome.
+// forCaller is the outcome for the caller with the given sequence number.
 func (o *outcome) forCaller(number uint64, first bool) *outcome {
 	switch {
 	case number >= o.moment:

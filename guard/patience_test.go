@@ -17,7 +17,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/tap"
 )
 
-func TestSoftTimeoutServesStaleWhileTheFetchGoesOn(t *testing.T) {
+func TestSoftTimeoutServesStaleDuringTheFetch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) {
 			p.TTL, p.StaleIfError, p.SoftTimeout = time.Second, time.Minute, 100*time.Millisecond
@@ -210,7 +210,7 @@ func TestErrorPauseDoublesFleetWide(t *testing.T) {
 
 // A pause is for those who live on a stale value. Where it may not stand in for the
 // error, to try no more would be to give everybody the error.
-func TestErrorThatAStaleValueMayNotStandInForIsNoPause(t *testing.T) {
+func TestUnmaskableErrorIsNoPause(t *testing.T) {
 	denied := errors.New("denied")
 	for name, err := range map[string]error{"not found, uncached": guard.ErrNotFound, "StaleOn says no": denied} {
 		t.Run(name, func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestErrorThatAStaleValueMayNotStandInForIsNoPause(t *testing.T) {
 
 // A value that is due to be refreshed is served until its end, whatever becomes of that:
 // a refresh that fails is held off for as long.
-func TestFailingEarlyRefreshIsHeldOffWhateverItsError(t *testing.T) {
+func TestFailingEarlyRefreshPausesForAnyError(t *testing.T) {
 	denied := errors.New("denied")
 	for name, err := range map[string]error{"not found, uncached": guard.ErrNotFound, "StaleOn says no": denied} {
 		t.Run(name, func(t *testing.T) {
@@ -277,7 +277,7 @@ func TestFailingEarlyRefreshIsHeldOffWhateverItsError(t *testing.T) {
 
 // A value that may never be served stale is lived on while it is fresh, and the pause
 // keeps nobody from fetching it when it is not.
-func TestFailingEarlyRefreshIsHeldOffWithoutStaleValuesToo(t *testing.T) {
+func TestFailingEarlyRefreshPausesWithoutStaleValues(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(5, policy(func(p *guard.Policy) {
 			p.TTL, p.Beta, p.ErrorPause = 10*time.Second, 100, 2*time.Second // due at half of its time
@@ -300,7 +300,7 @@ func TestFailingEarlyRefreshIsHeldOffWithoutStaleValuesToo(t *testing.T) {
 }
 
 // What a flight has read grows older while it waits for another's fetch.
-func TestPauseEndsWithTheStaleValueThoughItsFetchHadToWait(t *testing.T) {
+func TestPauseEndsWithStaleAfterADelayedFetch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) {
 			p.TTL, p.StaleIfError, p.ErrorPause = time.Second, 10*time.Second, 5*time.Second
@@ -327,7 +327,7 @@ func TestPauseEndsWithTheStaleValueThoughItsFetchHadToWait(t *testing.T) {
 }
 
 // Nor is it younger for having been read by a call that waited for another key.
-func TestPauseEndsWithTheStaleValueThoughItsCallHadToWait(t *testing.T) {
+func TestPauseEndsWithStaleAfterADelayedCall(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) {
 			p.TTL, p.Stale, p.ErrorPause = time.Second, 10*time.Second, 5*time.Second
@@ -374,7 +374,7 @@ func TestStaleOnSaysWhichErrorsAreMasked(t *testing.T) {
 	})
 }
 
-func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
+func TestForcedCallFetchesFreshValuesOnce(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(3, policy())
 		o := &origin{takes: time.Second}
@@ -405,7 +405,7 @@ func TestRefreshFetchesOnceForTheFleetThoughTheValueIsFresh(t *testing.T) {
 	})
 }
 
-func TestRefreshIsNotGivenWhatWasOverWhenItWasCalled(t *testing.T) {
+func TestForcedCallGetsNoEarlierFetch(t *testing.T) {
 	for _, what := range []string{"a fetch", "a Set"} {
 		t.Run(what, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
@@ -459,7 +459,7 @@ func (c *lookedAt) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
+func TestForcedCallFetchesAfterAnEndedFlight(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		slow := tap.New(w.open())
 		slow.OnRead = func(_ string, r *store.Reading, err error) (*store.Reading, error) {
@@ -504,9 +504,9 @@ func TestRefreshFetchesThoughTheOneItWasToJoinHasEnded(t *testing.T) {
 	})
 }
 
-func TestStatsTellWhoFetchedWhileRedisIsAway(t *testing.T) {
+func TestStatsCountFetchesWhileRedisIsAway(t *testing.T) {
 	inRedis(t, func(w *world) {
-		g := w.fleet(1, policy())[0]
+		g := w.fleet(1, policy(noReserve))[0]
 		must(w, w.server.Stop())
 		time.Sleep(5 * time.Second)
 		callers([]*guard.Guard[string]{g}, 10, "k", (&origin{takes: time.Second}).fetch)
@@ -546,7 +546,7 @@ func TestEntryThatCannotBeReadIsReportedOnce(t *testing.T) {
 	}
 }
 
-func TestStatsCountWhatHappened(t *testing.T) {
+func TestStatsCountCallsAndFetches(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Near.MaxEntries = 10 }))
 		o := &origin{takes: time.Second}
@@ -577,7 +577,7 @@ func TestStatsCountWhatHappened(t *testing.T) {
 
 // A flight that waits for another process ends when its callers have left, and doesn't
 // look after somebody else's fetch for as long as that takes.
-func TestWaitThatNobodyIsLeftForEnds(t *testing.T) {
+func TestDesertedWaitEnds(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy())
 		o := &origin{takes: 10 * time.Second}

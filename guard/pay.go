@@ -8,13 +8,9 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
 )
 
-// errNotWanted ends the wait for a budget when the fetch is of no use any more.
-var errNotWanted = callers.ErrUnwanted
-
-// A payment is what a fetch was paid with before it is made. The zero payment is that
+// A payment is made before a fetch. The zero payment is that
 // of a guard without a budget.
 type payment struct {
 	cost    int
@@ -32,12 +28,12 @@ func refundUnless(used *bool, x Expense) {
 	}
 }
 
-// pay spends what one call of the fetch is estimated to cost. It waits if a key has
+// pay spends the estimated cost of one call of the fetch. It waits if a key has
 // callers without a stale value to live on; but not longer than the call that leads
 // does, if no other caller waits. The fetch must not be made on an error.
 func (p *part) pay(turns []*turn) (payment, error) {
 	l, e := p.l, p.l.e
-	if e.policy.Budget == nil {
+	if e.policy.Budget == nil || l.paid {
 		return payment{}, nil
 	}
 	s := Spending{Cost: e.policy.Cost, Priority: e.policy.Priority, MaxWait: e.policy.MaxBudgetWait}
@@ -49,13 +45,13 @@ func (p *part) pay(turns []*turn) (payment, error) {
 		s.Priority, s.MaxWait = Background, 0
 	case !slices.ContainsFunc(turns, func(t *turn) bool { return !t.f.livesOnStale() }):
 		s.MaxWait = 0
-	case p.Lone():
+	case p.lone():
 		s.MaxWait = withinDeadline(s.MaxWait, l.caller)
 	}
 	ctx := p.ctx
 	if s.MaxWait > 0 {
 		var stop func()
-		ctx, stop = callers.WhileWanted(ctx, nil, p.deserted)
+		ctx, stop = whileWanted(ctx, nil, p.deserted)
 		defer stop()
 	}
 	return e.payer.spend(ctx, turns[0].f.key, s)
@@ -65,6 +61,7 @@ func (p *part) pay(turns []*turn) (payment, error) {
 type payer struct {
 	policy *Policy
 	events *reporter
+	name   string       // the budget's; empty: it has none
 	doomed atomic.Int64 // flights that ask for a lease though the budget is known to be exhausted
 }
 
@@ -86,7 +83,7 @@ func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, err
 	if err != nil {
 		var exhausted *ExhaustedError
 		if errors.As(err, &exhausted) {
-			y.events.report(cache.BudgetExhausted, Event{Key: key, Duration: exhausted.RetryAfter, Err: err})
+			y.events.report(ctx, cache.BudgetExhausted, Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: exhausted.RetryAfter, Err: err})
 		}
 		return payment{}, err
 	}
@@ -94,13 +91,13 @@ func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, err
 	used := false
 	defer p.refundUnless(&used)
 	if p.waited {
-		y.events.report(cache.BudgetWaited, Event{Key: key, Duration: waited})
+		y.events.report(ctx, cache.BudgetWaited, Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: waited})
 	}
 	used = true
 	return p, nil
 }
 
-// settleUnpaid ends the turns whose fetch could not be paid.
+// settleUnpaid ends turns after their fetch could not be paid.
 func (p *part) settleUnpaid(turns []*turn, why error) {
 	l, e := p.l, p.l.e
 	ends := make([]ending, len(turns))
@@ -117,7 +114,7 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 			end.out = &outcome{err: why, moment: end.start}
 		}
 		if t.lease != nil && !end.back.Failed {
-			e.events.report(cache.LeaseReleased, Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
+			e.events.report(l.ctx, cache.LeaseReleased, Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
 		}
 		ends[i] = end
 	}
@@ -130,7 +127,7 @@ func isExhausted(err error) bool {
 	return errors.As(err, &exhausted)
 }
 
-// withinDeadline is d, or what ctx leaves of it.
+// withinDeadline is d, or the time that ctx leaves if that is less.
 func withinDeadline(d time.Duration, ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		return max(0, min(d, time.Until(end)))

@@ -14,198 +14,208 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// Off turns off what a zero would give a default: Policy.Negative,
-// Policy.ErrorPause.
-const Off = time.Duration(-1)
+// Off turns off a feature that a zero value leaves at its default: [Policy.Negative],
+// [Policy.ErrorPause], [Policy.Beta], [Policy.MaxAttempts], [Policy.MaxQueued],
+// [Reserve.MaxBytes], [Fill.StaleFor].
+const Off = -1
 
-// Unlimited turns off what a zero would give a default: Policy.MaxAttempts.
-const Unlimited = -1
-
-// WhenUnavailable says what callers get while Redis can't be reached.
+// WhenUnavailable selects the behaviour of a guard while Redis is away.
 type WhenUnavailable byte
 
 const (
-	// FailOpen lets each process fetch for itself, callers of one key sharing a
-	// fetch, at most Policy.MaxUnguarded fetches at once. What is fetched so is
-	// not stored. Callers who wait for another process's fetch wait until its lease
-	// must be over, Policy.Lease at most.
+	// FailOpen lets each process fetch for itself. Callers of one key in a process share a
+	// fetch, at most Policy.MaxUnguarded fetches run at once, and fetched values are not
+	// stored. Callers that wait for another process's fetch wait until its lease must be
+	// over, Policy.Lease at most.
 	FailOpen WhenUnavailable = iota
-	// FailClosed gives callers ErrUnavailable.
+	// FailClosed returns ErrUnavailable.
 	FailClosed
 )
 
-// OnWaitTimeout says what callers get who have waited for Policy.WaitTimeout.
+// OnWaitTimeout selects the result of a call that has waited for Policy.WaitTimeout.
 type OnWaitTimeout byte
 
 const (
-	// StaleOrError gives the stale value if StaleIfError allows it, else
+	// StaleOrError serves the stale value if StaleIfError allows it, else returns
 	// ErrWaitTimeout.
 	StaleOrError OnWaitTimeout = iota
-	// ErrorAlways gives ErrWaitTimeout.
+	// ErrorAlways returns ErrWaitTimeout.
 	ErrorAlways
-	// StaleOrFetch gives the stale value if StaleIfError allows it, else lets the
-	// caller fetch for itself, without a lease: at most Policy.MaxUnguarded such
-	// fetches run at once in the process. A caller that has waited for
-	// Policy.WaitTimeout once more, for its turn among them, gets ErrWaitTimeout. A
-	// value that was fetched like this is not stored. A call's fetch never runs twice
-	// at once for one key: the other callers of the key wait for a fetch of their own.
+	// StaleOrFetch serves the stale value if StaleIfError allows it. Otherwise the caller
+	// fetches for itself without a lease, and the value is not stored. At most
+	// Policy.MaxUnguarded such fetches run at once in the process; a caller that waits
+	// another Policy.WaitTimeout for its slot gets ErrWaitTimeout. One call's fetch function
+	// never runs twice at once for one key: the other callers of the key then wait for a
+	// fetch of their own.
 	StaleOrFetch
 )
 
-// A Policy says for how long values are good and what happens when they are not
-// to be had. The zero value of each field but TTL means its default. Durations
-// are honoured to the millisecond.
+// A Policy sets how long values are good and how a guard behaves when they are missing.
+// The zero value of each field but TTL means its default. Durations are honoured to the
+// millisecond; none may exceed 49 days.
 type Policy struct {
-	// TTL is how long a value is fresh: at least 1 ms, required. Together with Stale
-	// or StaleIfError it is at most [store.MaxTTL], 49 days.
+	// Lifetime.
+
+	// TTL is how long a value is fresh: at least 1 ms, required.
 	TTL time.Duration
 
-	// Stale is how long after its TTL a value is still served, at once, while one
-	// process in the fleet refreshes it in the background; and while that
-	// refresh fails. Default 0: a value that isn't fresh is fetched anew while
-	// its callers wait.
+	// Stale is how long a value is still served after its TTL. It is served at once, while
+	// one process of the fleet refreshes it in the background, and also while that refresh
+	// fails. Default 0: callers wait while an expired value is fetched.
 	Stale time.Duration
 
-	// StaleIfError is how long after its TTL a value may still be served instead
-	// of an error, to callers who have waited for a fetch that failed. Default,
-	// and at least, Stale.
+	// StaleIfError is how long after its TTL a value may replace an error, for callers that
+	// waited for a fetch that failed. Defaults to Stale, and may not be less.
 	StaleIfError time.Duration
 
-	// Tags are carried by all values of the guard: see [Guard.DeleteTag]. A fetch may
-	// add others ([Fill.Tags]), and so may a Set. A value has at most 16, of 1 to 256
-	// bytes each. Default none.
-	Tags []string
-
-	// Jitter spreads the expiry of values that were fetched together: each is
-	// fresh for a random time between TTL*(1-Jitter) and TTL. From 0 to less
-	// than 1. Default 0.
+	// Jitter spreads the expiry of values that were fetched together: each is fresh for a
+	// random time between TTL*(1-Jitter) and TTL. From 0 to less than 1. Default 0.
 	Jitter float64
+
+	// Beta scales the early refresh. A value in use is refreshed in the background before
+	// its TTL ends, by about one and a half times the duration of its last fetch, times
+	// Beta. Default 1; Off refreshes after the TTL only.
+	Beta float64
+
+	// Negative is how long ErrNotFound is cached, at most TTL. Default 5 s; Off does not
+	// cache it.
+	Negative time.Duration
+
+	// NotFound reports whether a fetch's error means that the key does not exist:
+	// sql.ErrNoRows, for example. Such errors count as ErrNotFound and are cached like it.
+	// Callers in this process get an error that wraps both. The function is called from
+	// several goroutines, and by GetMany for each key that failed. If it panics, the fetch
+	// has failed with a [*PanicError]. Default none.
+	NotFound func(error) bool `json:"-"`
+
+	// Bypass is how long the callers of a key fetch for themselves, without queueing for a
+	// lease, after its value was private ([Fill.Private]) or larger than MaxBytes.
+	// Default 2 min.
+	Bypass time.Duration
+
+	// Tags are carried by all values of the guard: see [Guard.DeleteTag]. A fetch may add
+	// others ([Fill.Tags]), and so may Set. A value has at most 16 tags of 1 to 256 bytes.
+	// Default none.
+	Tags []string
 
 	// Near is the near cache. Default none.
 	Near Near
 
-	// Beta scales how early, before its TTL ends, a value that is in use is
-	// refreshed in the background: by about one and a half times what its last
-	// fetch took, times Beta. Default 1; NoEarlyRefresh waits for the TTL.
-	Beta float64
+	// Reserve is served while Redis does not answer. Default on.
+	Reserve Reserve
 
-	// Negative is how long ErrNotFound is cached; what is longer than TTL is cut to
-	// it. Default 5 s, or TTL; Off doesn't cache it.
-	Negative time.Duration
+	// Failures.
 
-	// NotFound says which errors of a fetch mean that the key doesn't exist:
-	// sql.ErrNoRows, say. They count as ErrNotFound and are cached like it. Callers in
-	// this process get an error that wraps both ErrNotFound and the fetch's. It is
-	// called from several goroutines, also for each key that a fetch of GetMany fails
-	// for. If it panics, the fetch has failed with a [*PanicError]. Default none.
-	NotFound func(error) bool `json:"-"`
-
-	// Bypass is how long a key whose value was private ([Fill.Private]) or over
-	// MaxBytes is left alone: its callers fetch for themselves instead of
-	// queueing for a lease. Default 2 min.
-	Bypass time.Duration
-
-	// ErrorPause is how long a failing refresh isn't tried again, by anybody,
-	// while there is a stale value to serve, or one still fresh. It doubles with each
-	// failure in a row, up to MaxErrorPause. Default 1 s; Off tries at once.
+	// ErrorPause is how long the fleet does not repeat a failed refresh while callers have
+	// a stale value, or one that is still fresh. It doubles with each failure in a row, up to
+	// MaxErrorPause. Default 1 s; Off repeats it at once.
 	ErrorPause time.Duration
 
-	// MaxErrorPause bounds the doubling. Default the larger of 30 s and
-	// ErrorPause.
+	// MaxErrorPause bounds the doubling. Defaults to the larger of 30 s and ErrorPause.
 	MaxErrorPause time.Duration
 
-	// StaleOn says which errors a stale value may stand in for (StaleIfError,
-	// SoftTimeout aside). ErrNotFound, the guard's own ErrClosed, and the end of the
-	// caller's own context are never masked, and are not asked about. Default all
-	// others.
+	// StaleOn reports whether a stale value may replace an error (StaleIfError). It is not
+	// asked about ErrNotFound, ErrClosed and the end of the caller's context, which are never
+	// replaced, and about SoftTimeout, which always is. Default: all other errors.
 	StaleOn func(error) bool `json:"-"` // a policy may come from a file, a function does not
 
-	// SoftTimeout is how long a call waits for a fetch before it is given a stale
-	// value instead, if there is one that StaleIfError allows; the fetch goes on
-	// and is stored. Default 0: for as long as it takes.
-	SoftTimeout time.Duration
-
-	// FetchTimeout bounds a fetch: its context ends then, and callers get
-	// ErrFetchTimeout whether it heeds that or not. Default 30 s.
-	FetchTimeout time.Duration
-
-	// Lease is the TTL of the lease, which is renewed while the fetch runs. It
-	// bounds how long a holder is waited for that vanished without its connection
-	// breaking, and any holder while Redis is away. At least 10 ms. Default 5 s.
-	Lease time.Duration
-
-	// MaxAttempts is how many processes may die fetching a key before it is
-	// quarantined. Default 3; Unlimited never quarantines.
+	// MaxAttempts is how many processes may die fetching a key before the key is
+	// quarantined. Default 3; Off never quarantines.
 	MaxAttempts int
 
-	// Quarantine is how long attempts are remembered, and so how long a
-	// quarantine lasts from the last of them. More than FetchTimeout plus
-	// MaxBudgetWait plus Lease. Default the larger of 1 min and twice that sum.
+	// Quarantine is how long attempts are remembered, and so how long a quarantine lasts
+	// after the last attempt. It must exceed FetchTimeout plus MaxBudgetWait plus Lease.
+	// Defaults to the larger of 1 min and twice that sum.
 	Quarantine time.Duration
 
-	// WaitTimeout bounds how long one call waits for a fetch that somebody else
-	// runs, or, with Redis away, to be among MaxUnguarded; the caller's context may
-	// end the wait sooner. Default FetchTimeout plus MaxBudgetWait plus Lease: when
-	// a holder must have given up.
-	WaitTimeout time.Duration
-
-	// OnWaitTimeout says what a call gets then. Default StaleOrError.
-	OnWaitTimeout OnWaitTimeout
-
-	// WhenUnavailable says what callers get while Redis is away. Default
-	// FailOpen.
-	WhenUnavailable WhenUnavailable
-
-	// MaxUnguarded bounds the fetches that run at once in this process without a
-	// lease, while Redis is away (FailOpen) or for StaleOrFetch; further ones queue,
-	// while anybody waits for them. Default 32.
-	MaxUnguarded int
-
-	// MaxBatch bounds the keys of one call of GetMany's fetch; for more there are
-	// several calls, one after the other. Default 1000.
-	MaxBatch int
-
-	// Budget is what fetches are paid from, fleet-wide, before they are made. With
-	// nothing left callers get the stale value that StaleIfError allows, else wait
-	// for MaxBudgetWait, else get an [*ExhaustedError]. Default none.
-	Budget Budget `json:"-"`
-
-	// Cost is what a call of the fetch is estimated to cost, in the budget's units,
-	// whether it is for one key or for many (GetMany); Load's corrects it
-	// ([Fill.Cost]). Default 1.
-	Cost int
-
-	// MaxBudgetWait is how long a fetch that callers wait for waits for its budget,
-	// where there is nothing stale to serve; no longer than the caller's deadline
-	// allows, if there is only one. Default 0: not at all.
-	MaxBudgetWait time.Duration
-
-	// Priority is that of the fetches that callers wait for. Default Normal;
-	// refreshes in the background are always Background.
-	Priority Priority
-
-	// MaxBytes bounds an encoded value, before compression, when it is stored,
-	// and what a compressed one may expand to when it is read. A larger one is
-	// handed to its callers, reported, and not stored. Default 16 MiB.
-	MaxBytes int
-
-	// Codec encodes values. One that is a [cache.TypeChecker] is asked by New
-	// whether it can store the guard's values. Default []byte and string as they
-	// are, everything else as MessagePack.
-	Codec cache.Codec
-
-	// CompressAbove is the encoded size in bytes above which values are
-	// compressed. Default 0: never.
-	CompressAbove int
-
-	// Errors are the sentinels that callers in other processes can still tell
-	// with errors.Is, by a name that means the same in every process.
+	// Errors are sentinels that errors.Is still finds in another process. The names must
+	// mean the same in every process.
 	Errors map[string]error
 
-	// Observer is told what happens. Default none. See [LogObserver].
+	// Waiting.
+
+	// FetchTimeout bounds a fetch. Its context ends then, and callers get ErrFetchTimeout
+	// whether the fetch heeds its context or not. Default 30 s.
+	FetchTimeout time.Duration
+
+	// SoftTimeout is how long a call waits for a fetch before it is served a stale value, if
+	// StaleIfError allows one. The fetch goes on and is stored. Default 0: the call waits.
+	SoftTimeout time.Duration
+
+	// WaitTimeout bounds the wait of one call for another caller's fetch or, while Redis is
+	// away, for a slot among MaxUnguarded. The caller's context may end the wait sooner.
+	// Defaults to FetchTimeout plus MaxBudgetWait plus Lease, when a holder must have given
+	// up.
+	WaitTimeout time.Duration
+
+	// OnWaitTimeout selects the result of such a call. Default StaleOrError.
+	OnWaitTimeout OnWaitTimeout
+
+	// Lease is the TTL of the lease, which is renewed while the fetch runs. It bounds the
+	// wait for a holder that vanished without breaking its connection, and for any holder
+	// while Redis is away. At least 10 ms. Default 5 s.
+	Lease time.Duration
+
+	// WhenUnavailable selects the behaviour while Redis is away. Default FailOpen.
+	WhenUnavailable WhenUnavailable
+
+	// MaxUnguarded bounds the fetches of this process that run at once without a lease:
+	// while Redis is away (FailOpen), and for StaleOrFetch. Others queue while a caller waits
+	// for them. Default 32.
+	MaxUnguarded int
+
+	// MaxQueued bounds the invalidations that this process keeps because Redis did not
+	// acknowledge them, to carry them out when it answers again (ErrQueued). A change beyond
+	// the bound is not kept, and its error does not wrap ErrQueued. Default 65,536 keys and
+	// tags; Off keeps none.
+	MaxQueued int
+
+	// MaxBatch bounds the keys of one call of GetMany's fetch. More keys take several calls,
+	// one after the other. Default 1000.
+	MaxBatch int
+
+	// Budget.
+
+	// Budget pays for fetches before they are made, for the whole fleet. Once it is
+	// exhausted, callers are served the stale value that StaleIfError allows; other callers
+	// wait for MaxBudgetWait and then get an [*ExhaustedError]. Default none.
+	Budget Budget `json:"-"`
+
+	// Cost is the estimated cost of one call of the fetch, in the budget's units, for one key
+	// or for many (GetMany). A fetch of Load corrects it ([Fill.Cost]). Default 1.
+	Cost int
+
+	// MaxBudgetWait is how long a fetch waits for its budget if its callers have no stale
+	// value; no longer than the caller's deadline allows, if there is one caller. Default 0:
+	// it does not wait.
+	MaxBudgetWait time.Duration
+
+	// Priority is that of fetches that callers wait for. Default Normal. Refreshes in the
+	// background are always Background.
+	Priority Priority
+
+	// Encoding.
+
+	// MaxBytes bounds an encoded value before compression, and the size to which a
+	// compressed one may expand. A larger value is handed to its callers, reported, and not
+	// stored. Default 16 MiB.
+	MaxBytes int
+
+	// Codec encodes values. New asks a codec that is a [cache.TypeChecker] whether it can
+	// store the guard's values. Default: []byte and string as they are, all others as
+	// MessagePack.
+	Codec cache.Codec
+
+	// CompressAbove is the encoded size in bytes above which values are compressed. Default
+	// 0: never.
+	CompressAbove int
+
+	// Reporting.
+
+	// Observer receives the guard's events. Default none. See [LogObserver].
 	Observer Observer
 
-	// HideKeys keeps keys out of events.
+	// HideKeys keeps keys out of events and error texts.
 	HideKeys bool
 }
 
@@ -214,9 +224,10 @@ func (p Policy) withDefaults() Policy {
 	if p.Near.on() {
 		def(&p.Near.TTL, 10*time.Second)
 	}
+	def(&p.Reserve.MaxBytes, defaultReserve)
 	def(&p.Beta, 1)
 	def(&p.Negative, 5*time.Second)
-	if p.TTL >= time.Millisecond { // else that is what is wrong
+	if p.TTL >= time.Millisecond { // else validate reports TTL
 		p.Negative = min(p.Negative, p.TTL)
 	}
 	def(&p.Bypass, 2*time.Minute)
@@ -229,6 +240,7 @@ func (p Policy) withDefaults() Policy {
 	def(&p.Quarantine, max(time.Minute, 2*(p.FetchTimeout+p.MaxBudgetWait+p.Lease)))
 	def(&p.WaitTimeout, p.FetchTimeout+p.MaxBudgetWait+p.Lease)
 	def(&p.MaxUnguarded, 32)
+	def(&p.MaxQueued, 1<<16)
 	def(&p.MaxBatch, 1000)
 	def(&p.MaxBytes, 16<<20)
 	return p
@@ -241,7 +253,7 @@ func def[T comparable](field *T, value T) {
 	}
 }
 
-// validate returns all that is wrong with a policy whose defaults are filled in.
+// validate returns all errors of a policy with its defaults filled in, joined.
 func (p Policy) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -251,20 +263,23 @@ func (p Policy) validate() error {
 	if err := checkTags(p.Tags); err != nil {
 		bad("Tags: %w", err)
 	}
-	if err := p.Near.validate(); err != nil {
+	if err := errors.Join(p.Near.validate(), p.Reserve.validate()); err != nil {
 		errs = append(errs, err)
 	}
-	if !(p.Beta > 0 || p.Beta == NoEarlyRefresh) || math.IsInf(p.Beta, 0) {
-		bad("Beta is %v, must be above 0, or NoEarlyRefresh", p.Beta)
+	if !(p.Beta > 0 || p.Beta == Off) || math.IsInf(p.Beta, 0) {
+		bad("Beta is %v, must be above 0, or Off", p.Beta)
 	}
 	if !(p.Jitter >= 0 && p.Jitter < 1) {
 		bad("Jitter is %v, must be from 0 to less than 1", p.Jitter)
 	}
-	if p.MaxAttempts < 1 && p.MaxAttempts != Unlimited {
-		bad("MaxAttempts is %d, must be at least 1, or Unlimited", p.MaxAttempts)
+	if p.MaxAttempts < 1 && p.MaxAttempts != Off {
+		bad("MaxAttempts is %d, must be at least 1, or Off", p.MaxAttempts)
 	}
 	if p.MaxUnguarded < 1 {
 		bad("MaxUnguarded is %d, must be at least 1", p.MaxUnguarded)
+	}
+	if p.MaxQueued < 1 && p.MaxQueued != Off {
+		bad("MaxQueued is %d, must be at least 1, or Off", p.MaxQueued)
 	}
 	if p.MaxBatch < 1 {
 		bad("MaxBatch is %d, must be at least 1", p.MaxBatch)
@@ -301,8 +316,7 @@ func (p Policy) validate() error {
 	return errors.Join(errs...)
 }
 
-// validateTimes is validate for durations. None is longer than Redis and the header of
-// an entry can keep.
+// validateTimes is validate for durations. Redis and the header of an entry bound them.
 func (p Policy) validateTimes(bad func(format string, args ...any)) {
 	tooLong := func(name string, d time.Duration) bool {
 		if d > store.MaxTTL {
@@ -328,7 +342,7 @@ func (p Policy) validateTimes(bad func(format string, args ...any)) {
 		bad("Stale is %v, must not be negative", p.Stale)
 	}
 	if p.StaleIfError < p.Stale {
-		bad("StaleIfError is %v, must be at least Stale (%v): what may be served while it is refreshed may be served if that fails", p.StaleIfError, p.Stale)
+		bad("StaleIfError is %v, must be at least Stale (%v): a value that is served during its refresh is also served if the refresh fails", p.StaleIfError, p.Stale)
 	}
 	limit := func(d time.Duration) time.Duration { return min(d, math.MaxInt64/2) } // or the sum overflows
 	if p.TTL <= store.MaxTTL && !tooLong("TTL plus Stale", p.TTL+limit(p.Stale)) {
@@ -351,7 +365,7 @@ func (p Policy) validateTimes(bad func(format string, args ...any)) {
 	tooLong("Quarantine", p.Quarantine)
 }
 
-// checkName allows what can stand in a key without running into the rest of it.
+// checkName allows characters that cannot be taken for the separator in a key.
 func checkName(name string) error {
 	if name == "" || len(name) > 128 {
 		return fmt.Errorf("guard: New: the name has %d bytes, must have 1 to 128", len(name))

@@ -31,6 +31,7 @@ func (f *flight) suspect() store.Token {
 // heed returns the outcome that an answer brings. Without one the flight waits if it
 // was answered "held", and otherwise asks again.
 func (f *flight) heed(a *store.Answer) *outcome {
+	f.e.events.leases[a.Verdict].Add(1)
 	if a.Verdict != store.Quarantined {
 		f.suspicious = false
 	}
@@ -45,7 +46,7 @@ func (f *flight) heed(a *store.Answer) *outcome {
 	case store.Paused:
 		err := decodeFailure(a.Failure, &f.e.policy)
 		err.RetryAfter = a.TTL
-		f.e.events.report(cache.KeyPaused, Event{Key: f.key, Duration: a.TTL, Err: err})
+		f.e.events.report(f.by.ctx, cache.KeyPaused, Event{Key: f.key, Duration: a.TTL, Err: err})
 		return &outcome{err: err, moment: f.moment}
 	case store.Quarantined:
 		return f.quarantined(a.TTL)
@@ -60,7 +61,7 @@ func (f *flight) stored(r *store.Reading) *outcome {
 	rd := &read{reading: r, at: f.sent}
 	f.know(rd)
 	f.knownMoment = f.moment
-	o := f.e.judge(f.key, rd)
+	o := f.e.judge(f.by.ctx, f.key, rd)
 	if o.then == fetch {
 		f.lend(rd)
 		f.unseen = f.moment
@@ -84,7 +85,7 @@ func (f *flight) quarantined(left time.Duration) *outcome {
 		_ = sleep(f.by.ctx, secondLook)
 		return nil
 	}
-	f.e.events.report(cache.KeyQuarantined, Event{Key: f.key, Duration: left})
+	f.e.events.report(f.by.ctx, cache.KeyQuarantined, Event{Key: f.key, Duration: left})
 	return &outcome{
 		err: fmt.Errorf("%w: %d processes died fetching %s; lifted in %v, or by Reset or Set",
 			ErrQuarantined, f.e.policy.MaxAttempts, f.e.events.quote(f.key), left),
@@ -98,8 +99,10 @@ func (f *flight) held(a *store.Answer) {
 	f.heldMoment, f.unseen = f.moment, f.moment
 	f.heldUntil = f.sent.Add(a.TTL)
 	if a.Holder != f.request.LastHeld {
+		holder := a.Holder
+		f.holder.Store(&holder)
 		f.unwatched = time.Time{}
-		f.e.events.report(cache.LeaseHeld, Event{Key: f.key, Token: cache.Token(a.Holder), Duration: a.TTL})
+		f.e.events.report(f.by.ctx, cache.LeaseHeld, Event{Key: f.key, Token: cache.Token(a.Holder), Duration: a.TTL})
 	}
 	f.request.LastHeld = a.Holder
 	switch {
@@ -124,7 +127,7 @@ func (f *flight) wait(ctx context.Context, left time.Duration) *outcome {
 	if f.watch == nil {
 		f.waitSince = time.Now()
 		f.waiting.Store(true)
-		f.e.events.report(cache.WaitBegan, Event{Key: f.key, Token: cache.Token(f.request.LastHeld)})
+		f.e.events.report(f.by.ctx, cache.WaitBegan, Event{Key: f.key, Token: cache.Token(f.request.LastHeld)})
 		f.watch = f.e.store.Watch(f.e.storeKey(f.key))
 	}
 	// A quarter of jitter, so that the waiters of a fleet do not look in step.
@@ -134,13 +137,18 @@ func (f *flight) wait(ctx context.Context, left time.Duration) *outcome {
 	}
 	timer := time.NewTimer(min(d, left+time.Millisecond))
 	defer timer.Stop()
-	select {
-	case m := <-f.watch.C:
-		return f.woken(m)
-	case <-timer.C:
-		f.poll = min(f.poll*3/2, lastPoll)
-	case <-ctx.Done():
-		return closedOutcome()
+	for waits := true; waits; {
+		waits = false
+		select {
+		case m := <-f.watch.C:
+			if waits = f.noteTrace(m); !waits {
+				return f.woken(m)
+			}
+		case <-timer.C:
+			f.poll = min(f.poll*3/2, lastPoll)
+		case <-ctx.Done():
+			return closedOutcome()
+		}
 	}
 	if f.abandoned() {
 		return retryOutcome() // for callers that have joined, or join at this very moment
@@ -153,7 +161,7 @@ func (f *flight) wait(ctx context.Context, left time.Duration) *outcome {
 // this flight's callers came. All others are reasons to ask again.
 func (f *flight) woken(m store.Message) *outcome {
 	for {
-		if m.Token == f.request.LastHeld {
+		if !f.noteTrace(m) && m.Token == f.request.LastHeld {
 			f.heldUntil = time.Time{} // the lease was given back
 			if o := f.told(m); o != nil {
 				return o
@@ -177,6 +185,9 @@ func (f *flight) told(m store.Message) *outcome {
 		if !r.Found {
 			return nil // too large to ride in the message: asking again returns it
 		}
+		if f.e.backlog.covers(f.key, &r.Entry, f.sent) {
+			return nil // asking again tells
+		}
 		if len(r.Entry.Tags) > 0 {
 			return nil // one may have been deleted before the entry was stored: asking again tells
 		}
@@ -193,4 +204,25 @@ func (f *flight) told(m store.Message) *outcome {
 		}
 	}
 	return nil
+}
+
+// noteTrace takes in the trace context of the fetch that the flight waits for. It reports
+// false for a message that is not about one.
+func (f *flight) noteTrace(m store.Message) bool {
+	if m.Signal != store.Traced {
+		return false
+	}
+	if len(m.Body) == len(cache.TraceContext{}) && m.Token == f.request.LastHeld {
+		trace := cache.TraceContext(m.Body)
+		f.trace.Store(&trace)
+	}
+	return true
+}
+
+// knownTrace is the trace context of the last fetch that is known.
+func (f *flight) knownTrace() (trace cache.TraceContext) {
+	if t := f.trace.Load(); t != nil {
+		trace = *t
+	}
+	return trace
 }

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-
-	"github.com/stampedeguard/stampede/internal/callers"
 )
 
 // This file keeps fetches of one process from waiting for themselves: a fetch that asks
@@ -51,15 +49,24 @@ type framed struct {
 
 // Value implements [context.Context].
 func (c *framed) Value(key any) any {
-	if key == (callers.FetchKey{}) {
+	if key == (frameKey{}) {
 		return &c.frame
 	}
 	return c.Context.Value(key)
 }
 
+// frameKey is the key of a context's frame.
+type frameKey struct{}
+
+// apart returns a context for work that a fetch starts and does not wait for. Calls of a
+// guard that are made with it do not count as the fetch's.
+func apart(ctx context.Context) context.Context {
+	return context.WithValue(ctx, frameKey{}, nil)
+}
+
 // frameOf is the innermost fetch that ctx belongs to; nil: none.
 func frameOf(ctx context.Context) *frame {
-	f, _ := ctx.Value(callers.FetchKey{}).(*frame)
+	f, _ := ctx.Value(frameKey{}).(*frame)
 	return f
 }
 

@@ -20,7 +20,7 @@ import (
 // Each of these was wrong once.
 
 // pitfall 8
-func TestFetchOfATooLargeValueThatAsksForItsOwnKeyIsTold(t *testing.T) {
+func TestReentrantFetchOfATooLargeValueFails(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.MaxBytes = 2 }))[0]
 		large := func(context.Context) (string, error) { return "too large", nil }
@@ -33,7 +33,7 @@ func TestFetchOfATooLargeValueThatAsksForItsOwnKeyIsTold(t *testing.T) {
 }
 
 // A refresh in the background that a fetch set off is not a part of that fetch.
-func TestRefreshSetOffByAFetchIsNotWithinIt(t *testing.T) {
+func TestRefreshStartedByAFetchIsNotReentrant(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		events := &recorder{}
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.Stale, p.Observer = time.Hour, events }))[0]
@@ -100,7 +100,7 @@ func TestObserverThatPanicsLeavesTheKeyUsable(t *testing.T) {
 }
 
 // pitfall 29
-func TestNestedUnguardedFetchDoesNotQueueBehindItsCaller(t *testing.T) {
+func TestNestedUnguardedFetchTakesNoSecondSlot(t *testing.T) {
 	faulty(t, policy(func(p *guard.Policy) { p.MaxUnguarded = 1 }), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.cut()
 		v, err := g.Get(context.Background(), "a", func(ctx context.Context) (string, error) {
@@ -113,7 +113,7 @@ func TestNestedUnguardedFetchDoesNotQueueBehindItsCaller(t *testing.T) {
 }
 
 // pitfall 29
-func TestNestedFetchInsteadOfWaitingDoesNotQueueBehindItsCaller(t *testing.T) {
+func TestNestedStaleOrFetchTakesNoSecondSlot(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) {
 			p.WaitTimeout, p.OnWaitTimeout, p.MaxUnguarded = time.Second, guard.StaleOrFetch, 1
@@ -183,7 +183,7 @@ func TestDurationsDoNotOverflow(t *testing.T) {
 	})
 }
 
-func TestValueForNobodyLaterIsServedToNobodyLater(t *testing.T) {
+func TestValueForWaitersOnlyIsNotServedLater(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	g := onClient(t, server.Client(), policy())
 	for range 200 {
@@ -218,7 +218,7 @@ func (a *acquires) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 }
 
 // pitfall 31
-func TestForeignBytesBesideAnEntryHarmNobody(t *testing.T) {
+func TestForeignBytesBesideAnEntryAreHarmless(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	admin := server.Client()
 	client := server.Client()

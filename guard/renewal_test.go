@@ -125,7 +125,7 @@ func TestUnguardedRenewalThatAddsATagFails(t *testing.T) {
 }
 
 // A deploy has added a tag to the policy: a renewal would keep the value without it.
-func TestValueThatLacksAPolicyTagIsFetchedInFull(t *testing.T) {
+func TestValueLackingAPolicyTagIsFetchedInFull(t *testing.T) {
 	for name, tags := range map[string][]string{"no tags": nil, "another tag": {"a"}} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {

@@ -154,7 +154,7 @@ func TestNearCacheFollowsAForcedFailover(t *testing.T) {
 }
 
 // pitfall 26
-func TestSlotThatMovesUnderAFetchTakesItsWaitersAlong(t *testing.T) {
+func TestWaitersFollowAMovingSlot(t *testing.T) {
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	fleet := []*guard.Guard[string]{
 		onClient(t, cluster.Client(), policy()), onClient(t, cluster.Client(), policy()),
@@ -207,7 +207,7 @@ func TestScriptsThatWereFlushedAreSentAgain(t *testing.T) {
 	}
 }
 
-func TestKilledSubscriptionComesBackAndCostsAtMostOneMoreFetch(t *testing.T) {
+func TestKilledSubscriptionCostsAtMostOneFetch(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	fleet := []*guard.Guard[string]{onClient(t, server.Client(), policy()), onClient(t, server.Client(), policy())}
 	o := &origin{takes: time.Second}

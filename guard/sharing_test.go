@@ -108,7 +108,7 @@ func TestCallerReturnsWhenItsOwnContextEnds(t *testing.T) {
 	})
 }
 
-func TestCallerWithAnEndedContextAsksNobody(t *testing.T) {
+func TestCallerWithAnEndedContextSendsNothing(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		cause := errors.New("the client hung up")
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -198,7 +198,7 @@ func TestLeaseIsNotInTheValuesKey(t *testing.T) {
 }
 
 // pitfall 7
-func TestPanicReachesEveryCallerAndLeavesTheKeyUsable(t *testing.T) {
+func TestPanicReachesEveryCaller(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy())
 		o := &origin{takes: 100 * time.Millisecond, answer: func(_ context.Context, n int) (string, error) {
@@ -250,7 +250,7 @@ func (o exitsAt) Observe(ev guard.Event) {
 	}
 }
 
-func TestGoexitInAnObserverIsAnErrorAndLeavesTheKeyUsable(t *testing.T) {
+func TestGoexitInAnObserverIsAnError(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		for _, kind := range []cache.EventKind{cache.LeaseGranted, cache.FetchStarted, cache.FetchDone, cache.FillStored} {
 			key := string(kind)
@@ -265,7 +265,7 @@ func TestGoexitInAnObserverIsAnErrorAndLeavesTheKeyUsable(t *testing.T) {
 
 // An Observer that exits when the fetch ends costs the callers that stayed their outcome.
 // That the lease was lost is reported aside, and costs nothing.
-func TestGoexitInAnObserverAfterTheLeaseWasLost(t *testing.T) {
+func TestGoexitInAnObserverAfterALostLease(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -298,7 +298,7 @@ func TestGoexitInAnObserverAfterTheLeaseWasLost(t *testing.T) {
 }
 
 // pitfall 8
-func TestFetchThatAsksForItsOwnKeyIsTold(t *testing.T) {
+func TestFetchThatAsksForItsOwnKeyFails(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		other := func(ctx context.Context) (string, error) {
@@ -357,7 +357,7 @@ func TestHungFetchIsGivenUp(t *testing.T) {
 	})
 }
 
-func TestFetchThatHeedsItsContextEndsWithErrFetchTimeout(t *testing.T) {
+func TestObedientFetchEndsWithErrFetchTimeout(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.FetchTimeout = time.Second }))[0]
 		_, err := g.Get(context.Background(), "k", (&origin{takes: time.Hour}).fetch)
@@ -367,7 +367,7 @@ func TestFetchThatHeedsItsContextEndsWithErrFetchTimeout(t *testing.T) {
 	})
 }
 
-func TestWaitTimeoutEndsTheWaitForSomebodyElse(t *testing.T) {
+func TestWaitTimeoutEndsTheWaitForAnother(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.WaitTimeout = 300 * time.Millisecond }))
 		o := &origin{takes: time.Second}
@@ -465,7 +465,7 @@ func TestNewHolderIsLookedAtTwiceToo(t *testing.T) {
 // A failure that the flight is told of when it asks again, as it missed the wake-up, is
 // of a fetch that was under way when it was last told so: who has joined it since
 // wants another.
-func TestFailureFromBeforeTheyCameIsNotForThoseWhoJoined(t *testing.T) {
+func TestJoinersGetNoEarlierFailure(t *testing.T) {
 	inMemory(t, func(w *world) {
 		holder := store.NewMinter().Token()
 		held := func() store.Answer { return store.Answer{Verdict: store.Held, Holder: holder, TTL: time.Minute} }

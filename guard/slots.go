@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"sync"
 
-	"github.com/stampedeguard/stampede/internal/callers"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
@@ -31,7 +30,7 @@ func (s *slots) wait(ctx context.Context, deserted func() bool) (leave func()) {
 	select {
 	case s.taken <- struct{}{}:
 	default:
-		wanted, stop := callers.WhileWanted(ctx, s.ended, deserted)
+		wanted, stop := whileWanted(ctx, s.ended, deserted)
 		defer stop()
 		select {
 		case s.taken <- struct{}{}:
@@ -45,6 +44,17 @@ func (s *slots) wait(ctx context.Context, deserted func() bool) (leave func()) {
 		return nil
 	}
 	return leave
+}
+
+// try is wait for a fetch that may as well be made later: it returns nil at once if there is
+// no slot.
+func (s *slots) try() (leave func()) {
+	select {
+	case s.taken <- struct{}{}:
+		return sync.OnceFunc(func() { <-s.taken })
+	default:
+		return nil
+	}
 }
 
 // randomToken stands in for a lease's token where there is no lease.

@@ -6,17 +6,25 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/internal/callers"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// Stats is what a guard has done in this process since it was made. Numbers are
-// of calls or events, and consistent each by itself.
+// Stats counts calls and events of a guard in this process since it was made. Each number is
+// consistent by itself.
 type Stats struct {
 	NearHits  uint64 // served from the near cache
 	StoreHits uint64 // served from the store, fresh
 	Stale     uint64 // served stale
 	Fetched   uint64 // served by a fetch of the call's own
 	Waited    uint64 // served by another caller's fetch, here or in another process
+
+	FetchedUnguarded uint64 // those of Fetched whose fetch had no lease
+	WaitedUnguarded  uint64 // those of Waited whose fetch had no lease
+
+	Fetching int // fetches under way now, in this process; one for several keys counts once
+	Waiting  int // calls that wait for a fetch now, their own or another's; each key counts
+
+	Leases LeaseStats
 
 	Fetches      uint64 // fetches begun in this process
 	FetchErrors  uint64 // those of them that failed
@@ -31,35 +39,57 @@ type Stats struct {
 	Takeovers    uint64 // leases taken over from holders that died
 	Damaged      uint64 // entries that could not be read
 	Unread       uint64 // flights that asked for the lease without reading first, in a row of misses
-	Misled       uint64 // those of them whose key was stored after all
+	Misled       uint64 // those of them that found the key stored
 
 	Errors ErrorStats
 
 	BudgetWaits   uint64      // fetches that waited for their budget
 	BudgetRefused uint64      // fetches that were not made, for want of a budget
-	Budget        BudgetState // what was last heard of it; it may be shared with other guards
+	Budget        BudgetState // its last known state; other guards may share it
 
 	NearLive      bool   // the near cache is in use: there is one, and this process hears of all invalidations
 	NearEntries   int    // in the near cache now, about
 	NearEvictions uint64 // by its bounds
 	NearBypasses  uint64 // lookups while invalidations might have been missed
 
-	// InFlight is what is under way now.
+	ReserveHits    uint64 // served from the reserve, as the store was away
+	ReserveEntries int    // in the reserve now
+	ReserveBytes   int    // that they take up, about
+
+	Queued       int           // invalidations that Redis has not acknowledged
+	FetchTimeout time.Duration // of the policy
+
+	// InFlight lists the flights that are under way.
 	InFlight []Flight
 }
 
-// ErrorStats counts what callers were given besides values.
+// LeaseStats counts the answers of the store to requests for a lease.
+type LeaseStats struct {
+	Granted     uint64
+	TakenOver   uint64 // granted, from a holder that died
+	Held        uint64 // by another flight; counted each time a waiter asks
+	Entry       uint64 // an entry was stored meanwhile
+	Failed      uint64 // the fetch that the flight waited for has failed
+	Paused      uint64
+	Quarantined uint64
+}
+
+// ErrorStats counts the errors of calls.
 type ErrorStats struct {
 	NotFound, Fetch, Remote, Panic, FetchTimeout, WaitTimeout uint64
 	Quarantined, Unavailable, Closed, Context, Other          uint64
 	Exhausted                                                 uint64
 }
 
-// A Flight is one pursuit of a key in this process.
+// A Flight is one key that this process fetches, refreshes or waits for.
 type Flight struct {
 	Key  string // empty if Policy.HideKeys
 	Role string // "fetching", "waiting" or "asking"; "refreshing" in the background
 	Age  time.Duration
+
+	Callers int         // calls that wait for it
+	Attempt int         // of the lease that this process holds; 0: it holds none
+	Holder  cache.Token // of the lease that another process holds; zero: none is known
 }
 
 // statsOf is a snapshot of an engine.
@@ -79,15 +109,28 @@ func statsOf(e *engine) Stats {
 		},
 		BudgetWaits: c.budgetWaits.Load(), BudgetRefused: c.budgetRefused.Load(),
 	}
+	s.FetchTimeout = e.policy.FetchTimeout
+	s.FetchedUnguarded, s.WaitedUnguarded = c.fetchedUnguarded.Load(), c.waitedUnguarded.Load()
+	s.Fetching, s.Waiting = int(c.fetching.Load()), int(c.waiting.Load())
+	s.Leases = LeaseStats{
+		Granted: c.leases[store.Granted].Load(), TakenOver: c.takenOver.Load(), Held: c.leases[store.Held].Load(),
+		Entry: c.leases[store.HasEntry].Load(), Failed: c.leases[store.Failed].Load(),
+		Paused: c.leases[store.Paused].Load(), Quarantined: c.leases[store.Quarantined].Load(),
+	}
 	if e.policy.Budget != nil {
 		s.Budget = e.policy.Budget.Known()
 	}
 	if e.near != nil {
-		s.NearLive = e.near.feed.Epoch() != 0
+		s.NearLive = e.coherence.feed.Epoch() != 0
 		s.NearBypasses = e.near.bypasses.Load()
 		s.NearHits = e.near.hits.sum()
 		s.NearEvictions = e.near.evictions.Load()
 		s.NearEntries = e.near.values.EstimatedSize()
+	}
+	s.Queued = int(e.backlog.left.Load())
+	if e.reserve != nil {
+		s.ReserveHits = e.reserve.hits.Load()
+		s.ReserveEntries, s.ReserveBytes = e.reserve.size()
 	}
 	s.InFlight = e.flights.list(e.policy.HideKeys)
 	return s
@@ -102,9 +145,22 @@ type counters struct {
 	errUnavailable, errClosed, errContext, errOther                     atomic.Uint64
 	errExhausted, budgetWaits, budgetRefused                            atomic.Uint64
 	unread, misled                                                      atomic.Uint64
+	fetchedUnguarded, waitedUnguarded                                   atomic.Uint64
+	fetching, waiting                                                   atomic.Int64 // now
+	leases                                                              [store.Quarantined + 1]atomic.Uint64
+	takenOver                                                           atomic.Uint64
 }
 
-// event counts what is also told to an Observer.
+// granted counts a grant.
+func (c *counters) granted(takenOver bool) {
+	if takenOver {
+		c.takenOver.Add(1)
+	} else {
+		c.leases[store.Granted].Add(1)
+	}
+}
+
+// event counts an event that an Observer receives.
 func (c *counters) event(kind cache.EventKind) {
 	switch kind {
 	case cache.FetchStarted:
@@ -134,25 +190,30 @@ func (c *counters) event(kind cache.EventKind) {
 	}
 }
 
-// served counts what one call ended with.
+// served counts the end of one call.
 func (c *counters) served(o *outcome, ended bool) {
 	switch {
-	case ended && errors.Is(o.err, callers.ErrServed):
-		c.fetched.Add(1)
 	case o.err != nil:
 		c.failed(o, ended)
+	case o.source == FromReserve: // the reserve counts its own
 	case o.source == FromStore:
 		c.storeHits.Add(1)
 	case o.source == Stale:
 		c.stale.Add(1)
 	case o.source == Waited, o.shared:
 		c.waited.Add(1)
+		if o.source == UnguardedFetch {
+			c.waitedUnguarded.Add(1)
+		}
 	default:
 		c.fetched.Add(1)
+		if o.source == UnguardedFetch {
+			c.fetchedUnguarded.Add(1)
+		}
 	}
 }
 
-// failed counts an error a caller was given; ended says that its context is over.
+// failed counts an error of a call; ended: the context of its caller is over.
 func (c *counters) failed(o *outcome, ended bool) {
 	err := o.err
 	var remote *RemoteError
@@ -172,7 +233,7 @@ func (c *counters) failed(o *outcome, ended bool) {
 		counter = &c.errPanic
 	case errors.Is(err, ErrFetchTimeout):
 		counter = &c.errFetchTimeout
-	case !o.own: // what follows would be another guard's
+	case !o.own: // the errors below would be those of another guard
 	case errors.Is(err, ErrWaitTimeout):
 		counter = &c.errWaitTimeout
 	case errors.Is(err, ErrQuarantined):
@@ -185,4 +246,10 @@ func (c *counters) failed(o *outcome, ended bool) {
 		counter = &c.errOther
 	}
 	counter.Add(1)
+}
+
+// InFlight lists at most max of the flights that are under way, in no order, and returns
+// how many there are.
+func (g *Guard[V]) InFlight(max int) (some []Flight, total int) {
+	return g.engine.flights.some(max, g.engine.policy.HideKeys)
 }

@@ -85,6 +85,9 @@ func policy(change ...func(*guard.Policy)) guard.Policy {
 	return p
 }
 
+// noReserve is for tests of guards that have nothing to serve without Redis.
+func noReserve(p *guard.Policy) { p.Reserve.MaxBytes = guard.Off }
+
 // fleet opens n guards, each on a store of its own.
 func (w *world) fleet(n int, p guard.Policy, opts ...guard.Option[string]) []*guard.Guard[string] {
 	w.Helper()

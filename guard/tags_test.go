@@ -92,7 +92,7 @@ func TestDeleteTagTakesWhateverCarriesTheTag(t *testing.T) {
 	})
 }
 
-func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
+func TestExpireTagKeepsValuesForStaleAndValidation(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Stale = time.Hour }))
 		o := &origin{takes: time.Second}
@@ -121,7 +121,7 @@ func TestExpireTagKeepsValuesToServeStaleAndToCompareWith(t *testing.T) {
 	})
 }
 
-func TestValueWhoseTagIsExpiredWhileItIsFetchedIsFreshForNoTime(t *testing.T) {
+func TestTagExpiredDuringAFetchMakesItsValueStale(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.Stale = time.Hour }))[0]
 		must(w, g.Set(ctx, "other", "x", "t")) // a tag that nothing carries needs no record
@@ -137,8 +137,8 @@ func TestValueWhoseTagIsExpiredWhileItIsFetchedIsFreshForNoTime(t *testing.T) {
 
 // Each way by which a value may reach a caller: what was fetched before a
 // DeleteTag that has returned reaches nobody who comes after it. P3
-func TestNothingFromBeforeADeleteTagReachesWhoComesAfterIt(t *testing.T) {
-	stale := func(p *guard.Policy) { p.Stale, p.Beta = time.Hour, guard.NoEarlyRefresh }
+func TestDeleteTagHidesEarlierFetchesFromLaterCallers(t *testing.T) {
+	stale := func(p *guard.Policy) { p.Stale, p.Beta = time.Hour, guard.Off }
 	for _, c := range []struct {
 		name   string
 		policy []func(*guard.Policy)
@@ -355,7 +355,7 @@ func TestDeleteTagBetweenTieAndFillIsSeen(t *testing.T) {
 	})
 }
 
-func TestFetchIsNotGivenAStaleValueThatATagDeleted(t *testing.T) {
+func TestFetchGetsNoStaleValueOfADeletedTag(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(tagged("t"), func(p *guard.Policy) { p.StaleIfError = time.Hour }))
 		get(w, fleet[0], "k", (&origin{}).fetch)
@@ -386,7 +386,7 @@ func TestFetchIsNotGivenAStaleValueThatATagDeleted(t *testing.T) {
 	})
 }
 
-func TestFillThatMetADeletionIsReportedAndCounted(t *testing.T) {
+func TestFillRefusedByADeletionIsCounted(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		events := &recorder{}
 		fleet := w.fleet(2, policy(tagged("t"), func(p *guard.Policy) { p.Observer = events }))
@@ -469,7 +469,7 @@ func TestTagsAreValidated(t *testing.T) {
 
 // As for changes of keys: a value that was read before a tag's deletion, and comes
 // after the message about it, is not put into the near cache.
-func TestTaggedReadThatRacedADeletionIsNotPutBack(t *testing.T) {
+func TestTaggedReadThatRacedADeletionIsDropped(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		s := tap.New(w.open())
 		p := nearPolicy(tagged("t"))
@@ -506,7 +506,7 @@ func (clockless) Stamp(context.Context) (store.Stamp, error) {
 	return store.Stamp{}, store.ErrUnavailable
 }
 
-func TestWithoutTheClockOfTagsNothingWithTagsIsStored(t *testing.T) {
+func TestTaggedValuesNeedTheClockOfTags(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.guard(clockless{tap.New(w.open())}, policy())
 		time.Sleep(time.Second)
@@ -561,7 +561,7 @@ func TestTagsLeaveNothingBehind(t *testing.T) {
 }
 
 // A tag that can't be deleted is named, and the others are deleted all the same.
-func TestDeleteTagNamesWhatItCouldNotDelete(t *testing.T) {
+func TestDeleteTagNamesFailedTags(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		must(w, g.Set(ctx, "k", "v", "good"))
@@ -713,7 +713,7 @@ func TestDamagedTagsOfABatchAreOverwritten(t *testing.T) {
 
 // A Redis that fills up while something is fetched that carries tags takes the
 // lease back all the same.
-func TestTagsThatDoNotFitLeaveNoLeaseBehind(t *testing.T) {
+func TestInvalidTagsLeaveNoLease(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	admin := server.Client()
 	guards := make([]*guard.Guard[string], 2)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestTallyCountsWhatAllGoroutinesAdd(t *testing.T) {
+func TestTallyAddsUpAllGoroutines(t *testing.T) {
 	var c tally
 	var wg sync.WaitGroup
 	for range 64 {

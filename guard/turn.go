@@ -18,13 +18,14 @@ type turn struct {
 	source  Source       // of the value, for the caller that fetches
 	leave   func()       // gives back the slot of an unguarded fetch; nil: there is none
 	part    *part
+	ticket  ticket // from before a fetch without a lease
 	start   uint64 // sequence number of the fetch's start
 	dropped atomic.Bool
 	settled bool
 }
 
-// drop is called when no caller can use the turn's result any more. A fetch all of
-// whose turns are dropped is cancelled.
+// drop is called when no caller can use the turn's result any more. A fetch is cancelled
+// when all of its turns are dropped.
 func (t *turn) drop() {
 	if t.dropped.CompareAndSwap(false, true) && t.part.wanted.Add(-1) == 0 {
 		t.part.cancel(errNotWanted)
@@ -37,7 +38,7 @@ func (t *turn) lost() {
 	e := t.f.e
 	e.flights.supersede(t.f, t.drop)
 	defer func() { _ = recover() }() // of an Observer: it costs the flight nothing
-	e.events.report(cache.LeaseLost, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
+	e.events.report(t.f.by.ctx, cache.LeaseLost, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
 }
 
 func (t *turn) reportGrant() {
@@ -45,7 +46,7 @@ func (t *turn) reportGrant() {
 	if t.lease.TakenOver {
 		kind = cache.LeaseTakenOver
 	}
-	t.f.e.events.report(kind, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
+	t.f.e.events.report(t.f.by.ctx, kind, Event{Trigger: t.f.trigger, Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
 }
 
 // giveBack adds the release of a turn that is not settled.
@@ -57,8 +58,8 @@ func (t *turn) giveBack(back []store.Return) []store.Return {
 	return append(back, store.Return{Lease: t.lease})
 }
 
-// An ending is how a turn ends: what becomes of its lease, and the outcome of its
-// flight if that is carried out. If it is not, only callers that joined before the
+// An ending is the end of a turn: the return of its lease, and the outcome of its flight if
+// that is carried out. If it is not, only callers that joined before the
 // fetch started get the outcome.
 type ending struct {
 	t      *turn
@@ -76,6 +77,9 @@ func (e *engine) settle(ctx context.Context, ends []ending) {
 		t := ends[i].t
 		t.settled = true
 		if ends[i].back.Lease = t.lease; t.lease != nil {
+			if trace := t.f.knownTrace(); !trace.IsZero() && !ends[i].back.Releases() {
+				ends[i].back.Trace = trace[:]
+			}
 			back = append(back, ends[i].back)
 		}
 	}
@@ -113,13 +117,14 @@ func (end *ending) returned(done store.Returned) {
 	}
 	ev := Event{Key: f.key, Token: cache.Token(end.t.lease.Token), Size: len(entry.Payload), Err: done.Err}
 	if !done.OK {
-		f.e.events.report(cache.FillRefused, ev)
+		ev.Reason = refusalReason(done.Err)
+		f.e.events.report(f.by.ctx, cache.FillRefused, ev)
 		if errors.Is(done.Err, store.ErrInvalidated) {
 			f.e.events.invalidated.Add(1)
 		}
 		return
 	}
-	f.e.events.report(cache.FillStored, ev)
+	f.e.events.report(f.by.ctx, cache.FillStored, ev)
 	o.stored = entry.Kind != store.Bypass
 	if !o.stored && end.tagged || entry.Flags&store.FlagExpired != 0 {
 		// It was not checked whether a tag was deleted since the fetch began; or one was
@@ -139,7 +144,7 @@ func (t *turn) ending(r *fill) ending {
 	switch {
 	case r.err != nil && e.ctx.Err() != nil:
 		if t.lease != nil {
-			e.events.report(cache.LeaseReleased, Event{Key: f.key, Token: cache.Token(t.lease.Token)})
+			e.events.report(f.by.ctx, cache.LeaseReleased, Event{Key: f.key, Token: cache.Token(t.lease.Token)})
 		}
 		end.out = closedOutcome()
 		return end
@@ -179,6 +184,7 @@ func (end *ending) store(entry *store.Entry, r *fill, o *outcome) {
 	}
 	if t.lease == nil {
 		o.moment = end.start
+		t.keepFetched(entry, r)
 		return
 	}
 	o.moment, o.at = e.sequence.Add(1), time.Now()
@@ -192,8 +198,9 @@ func (end *ending) store(entry *store.Entry, r *fill, o *outcome) {
 	}
 	p := t.part
 	if p.stampErr != nil || p.stamp == (store.Stamp{}) {
-		e.events.report(cache.FillRefused, Event{
-			Key: t.f.key, Token: cache.Token(t.lease.Token), Size: len(entry.Payload), Err: errors.Join(errNoStamp, p.stampErr),
+		e.events.report(t.f.by.ctx, cache.FillRefused, Event{
+			Reason: cache.ReasonTag,
+			Key:    t.f.key, Token: cache.Token(t.lease.Token), Size: len(entry.Payload), Err: errors.Join(errNoStamp, p.stampErr),
 		})
 		o.moment = end.start
 		end.back.Entry = nil
@@ -208,7 +215,7 @@ func (end *ending) renew(r *fill) {
 	o := &outcome{value: r.stale, private: r.private}
 	old := &r.staleRead.reading.Entry
 	end.tagged = end.tagged || len(old.Tags) > 0
-	if r.private || end.t.lease == nil {
+	if r.private {
 		end.store(nil, r, o)
 		return
 	}
@@ -226,7 +233,7 @@ func (end *ending) renew(r *fill) {
 	end.store(entry, r, o)
 }
 
-// fail is the end of a turn whose fetch failed. The key is paused if the fetch asked
+// fail is the end of a turn after a failed fetch. The key is paused if the fetch asked
 // for that, or if callers have an entry to live on: a stale one, or one that was to be
 // refreshed early.
 func (end *ending) fail(cause error) {
@@ -263,7 +270,7 @@ func (t *turn) entryOf(r *fill) *store.Entry {
 	}
 	// MaxBytes bounds the encoded value; a compressed one may be smaller or equal.
 	if size := len(r.entry.Payload); size > p.MaxBytes {
-		f.e.events.report(cache.FillTooLarge, Event{Key: f.key, Size: size})
+		f.e.events.report(f.by.ctx, cache.FillTooLarge, Event{Key: f.key, Size: size})
 		return &store.Entry{Kind: store.Bypass, Flags: store.FlagTooLarge, TTL: p.Bypass, FreshFor: p.Bypass}
 	}
 	r.entry.FreshFor, r.entry.TTL = lifetime(r, p)

@@ -23,7 +23,7 @@ import (
 )
 
 // pitfall 15
-func TestValueTooLargeIsHandedOutAndReportedAndDoesNotQueue(t *testing.T) {
+func TestTooLargeValueIsHandedOutAndReported(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		events := &recorder{}
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBytes, p.Observer = 10, events }))
@@ -86,7 +86,7 @@ func TestPrivateValueStaysWithItsCaller(t *testing.T) {
 	})
 }
 
-func TestPrivateAnswerWithoutAValueStaysWithItsCaller(t *testing.T) {
+func TestPrivateNotFoundStaysWithItsCaller(t *testing.T) {
 	for name, test := range map[string]struct {
 		err      error
 		negative time.Duration
@@ -171,7 +171,7 @@ func TestFetchUnderWayDoesNotUndoADelete(t *testing.T) {
 }
 
 // pitfall 17: in the process that fetches nobody waits for the old fetch to end.
-func TestDeleteInTheFetchingProcessFreesNewcomersAtOnce(t *testing.T) {
+func TestOwnDeleteFreesNewCallersAtOnce(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		old := &origin{takes: 10 * time.Second}
@@ -188,7 +188,7 @@ func TestDeleteInTheFetchingProcessFreesNewcomersAtOnce(t *testing.T) {
 	})
 }
 
-func TestFetchThatLostItsLeaseIsCancelledWhenNobodyCanUseIt(t *testing.T) {
+func TestUselessFetchWithoutALeaseIsCancelled(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		ctx, hangUp := context.WithCancel(context.Background())
@@ -217,7 +217,7 @@ func TestFetchThatLostItsLeaseIsCancelledWhenNobodyCanUseIt(t *testing.T) {
 }
 
 // pitfall 18
-func TestShortTTLIsCachedRightAfterADelete(t *testing.T) {
+func TestShortTTLIsCachedAfterADelete(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.TTL = 500 * time.Millisecond }))[0]
 		o := &origin{}
@@ -245,7 +245,7 @@ func TestTTLsAreHonouredToTheMillisecond(t *testing.T) {
 }
 
 // pitfall 19
-func TestNewRefusesWhatItCannotHonourAndSaysAllOfIt(t *testing.T) {
+func TestNewReportsAllPolicyErrors(t *testing.T) {
 	store, err := cache.NewMemory(cache.MemoryOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -299,7 +299,7 @@ func TestJitterSpreadsExpiry(t *testing.T) {
 }
 
 // pitfall 23
-func TestNotFoundIsCachedForItsOwnShortTime(t *testing.T) {
+func TestNotFoundIsCachedForNegative(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.Negative = time.Second }))
 		o := &origin{takes: 100 * time.Millisecond, answer: func(context.Context, int) (string, error) {
@@ -339,7 +339,7 @@ func TestNotFoundCanBeLeftUncached(t *testing.T) {
 }
 
 // Whoever asks for a pause has it, also where the answer would be cached for less.
-func TestNotFoundIsCachedForAsLongAsItsFetchAsksFor(t *testing.T) {
+func TestNotFoundIsCachedForItsRetryAfter(t *testing.T) {
 	for name, d := range map[string]time.Duration{"a default": 0, "off": guard.Off, "longer": time.Minute} {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, func(w *world) {
@@ -398,7 +398,7 @@ func TestStaleIsServedWhenTheFetchFails(t *testing.T) {
 
 // What the failing fetch took counts: for the age of what stands in for its error, and
 // for whether that may still be served.
-func TestStaleInPlaceOfAnErrorHasGrownOlderMeanwhile(t *testing.T) {
+func TestStaleInPlaceOfAnErrorTellsItsAge(t *testing.T) {
 	boom := errors.New("boom")
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) {
@@ -421,7 +421,7 @@ func TestStaleInPlaceOfAnErrorHasGrownOlderMeanwhile(t *testing.T) {
 }
 
 // The pause after a failure ends with the value that callers live on meanwhile.
-func TestErrorPauseIsNoLongerThanThereIsSomethingStale(t *testing.T) {
+func TestErrorPauseEndsWithTheStaleValue(t *testing.T) {
 	boom := errors.New("boom")
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) {
@@ -476,7 +476,7 @@ func TestFailingRefreshDoesNotHammerTheOrigin(t *testing.T) {
 }
 
 // A flight that only learns of a pause is no refresh that failed.
-func TestRefreshIsToldToHaveFailedOnlyIfItsFetchHas(t *testing.T) {
+func TestRefreshFailedIsReportedForFailedFetches(t *testing.T) {
 	down := errors.New("down")
 	for name, ask := range map[string]func(w *world, g *guard.Guard[string]){
 		"Get": func(w *world, g *guard.Guard[string]) {
@@ -512,7 +512,7 @@ func logged(level slog.Level) (guard.Policy, *bytes.Buffer) {
 	return policy(func(p *guard.Policy) { p.Observer = guard.LogObserver(logger) }), &b
 }
 
-func TestFetchThatSaysWhatItMayIsNoWarning(t *testing.T) {
+func TestExpectedAnswersAreNoWarnings(t *testing.T) {
 	for _, answer := range []error{guard.ErrNotFound, guard.ErrNotModified} {
 		inMemory(t, func(w *world) {
 			p, log := logged(slog.LevelWarn)
@@ -607,7 +607,7 @@ func revalidated(w *world, g *guard.Guard[string], key string) string {
 
 // A flight that has read the stale value and waits for another's fetch meanwhile must
 // not bring it back after a Delete, by way of a fetch that finds it good.
-func TestDeletedValueIsNotRenewedByWhoHasWaited(t *testing.T) {
+func TestDeletedValueIsNotRenewedAfterAWait(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, time.Hour }))
 		ctx := w.Context()
@@ -653,7 +653,7 @@ func (r *raced) of(s cache.Store) *tap.Store {
 
 // Nor may one bring it back that was granted the lease after the Delete, of which no
 // lease tells then; nor is it handed to who came after the Delete.
-func TestDeletedValueIsNotRenewedWheneverItWasRead(t *testing.T) {
+func TestDeletedValueIsNeverRenewed(t *testing.T) {
 	stale := policy(func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, time.Hour })
 	refreshed := policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Hour })
 	for _, c := range []struct {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -183,47 +184,51 @@ func TestNoCacheIsValidatedEachTime(t *testing.T) {
 }
 
 func TestStaleResponseIsValidated(t *testing.T) {
-	o := newOrigin("max-age=1", `"v"`)
-	s := open(t, middleware.Options{}, o.ServeHTTP)
-	s.is(s.do("/"), 200, "run 1")
-	time.Sleep(1100 * time.Millisecond)
-	g := s.do("/")
-	s.is(g, 200, "run 1")
-	if !strings.Contains(g.status(), "fwd=stale;fwd-status=304;stored") {
-		t.Error(g.status())
-	}
-	s.hit(s.do("/"))
-	if o.validated.Load() != 1 || o.runs.Load() != 2 {
-		t.Errorf("%d runs, %d validated", o.runs.Load(), o.validated.Load())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		o := newOrigin("max-age=1", `"v"`)
+		s := openInBubble(t, middleware.Options{}, o.ServeHTTP)
+		s.is(s.do("/"), 200, "run 1")
+		time.Sleep(1100 * time.Millisecond)
+		g := s.do("/")
+		s.is(g, 200, "run 1")
+		if !strings.Contains(g.status(), "fwd=stale;fwd-status=304;stored") {
+			t.Error(g.status())
+		}
+		s.hit(s.do("/"))
+		if o.validated.Load() != 1 || o.runs.Load() != 2 {
+			t.Errorf("%d runs, %d validated", o.runs.Load(), o.validated.Load())
+		}
+	})
 }
 
 // Why the handler was asked doesn't hang on what it answers.
 func TestStaleResponseIsSaidToBe(t *testing.T) {
-	for _, vary := range []string{"", "Accept"} {
-		var n atomic.Int32
-		s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=1")
-			w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n.Add(1)))
-			if vary != "" {
-				w.Header().Set("Vary", vary)
+	synctest.Test(t, func(t *testing.T) {
+		for _, vary := range []string{"", "Accept"} {
+			var n atomic.Int32
+			s := openInBubble(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=1")
+				w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n.Add(1)))
+				if vary != "" {
+					w.Header().Set("Vary", vary)
+				}
+				if n.Load() > 2 {
+					w.WriteHeader(500)
+				}
+				fmt.Fprint(w, n.Load())
+			})
+			s.is(s.do("/"), 200, "1")
+			s.stored("/", "1")
+			for i, status := range []int{200, 500} {
+				time.Sleep(1100 * time.Millisecond)
+				g := s.do("/")
+				if s.is(g, status, fmt.Sprint(i+2)); !strings.Contains(g.status(), "fwd=stale") {
+					t.Errorf("%d, Vary %q: %s", status, vary, g.status())
+				}
+				s.settled()
 			}
-			if n.Load() > 2 {
-				w.WriteHeader(500)
-			}
-			fmt.Fprint(w, n.Load())
-		})
-		s.is(s.do("/"), 200, "1")
-		s.stored("/", "1")
-		for i, status := range []int{200, 500} {
-			time.Sleep(1100 * time.Millisecond)
-			g := s.do("/")
-			if s.is(g, status, fmt.Sprint(i+2)); !strings.Contains(g.status(), "fwd=stale") {
-				t.Errorf("%d, Vary %q: %s", status, vary, g.status())
-			}
-			s.settled()
 		}
-	}
+	})
 }
 
 // pitfall 39: who forbids stale is obeyed, whatever the options say.
@@ -239,20 +244,21 @@ func TestPitfall39StaleIsForbidden(t *testing.T) {
 		"s-maxage=1, stale-while-revalidate=60, stale-if-error=9": false,
 	} {
 		t.Run(cc, func(t *testing.T) {
-			t.Parallel()
-			for _, etag := range []string{"", `"v"`} {
-				o := newOrigin(cc, etag)
-				s := open(t, middleware.Options{Stale: time.Hour}, o.ServeHTTP)
-				s.do("/")
-				time.Sleep(1100 * time.Millisecond)
-				other := `"w"`
-				if etag != "" {
-					o.etag.Store(&other)
+			synctest.Test(t, func(t *testing.T) {
+				for _, etag := range []string{"", `"v"`} {
+					o := newOrigin(cc, etag)
+					s := openInBubble(t, middleware.Options{Stale: time.Hour}, o.ServeHTTP)
+					s.do("/")
+					time.Sleep(1100 * time.Millisecond)
+					other := `"w"`
+					if etag != "" {
+						o.etag.Store(&other)
+					}
+					if g := s.do("/"); (g.body == "run 1") != stale {
+						t.Errorf("etag %q: %q, %s", etag, g.body, g.status())
+					}
 				}
-				if g := s.do("/"); (g.body == "run 1") != stale {
-					t.Errorf("etag %q: %q, %s", etag, g.body, g.status())
-				}
-			}
+			})
 		})
 	}
 }
@@ -260,23 +266,25 @@ func TestPitfall39StaleIsForbidden(t *testing.T) {
 // A refresh in the background keeps nobody waiting, however soon its header is
 // there.
 func TestStaleResponseDoesNotWaitForItsRefresh(t *testing.T) {
-	var runs atomic.Int32
-	s := open(t, middleware.Options{}, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=0, stale-while-revalidate=60")
-		n := runs.Add(1)
-		w.(http.Flusher).Flush()
-		if n > 1 {
-			time.Sleep(5 * time.Millisecond)
+	synctest.Test(t, func(t *testing.T) {
+		var runs atomic.Int32
+		s := openInBubble(t, middleware.Options{}, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=0, stale-while-revalidate=60")
+			n := runs.Add(1)
+			w.(http.Flusher).Flush()
+			if n > 1 {
+				time.Sleep(5 * time.Millisecond)
+			}
+			fmt.Fprintf(w, "run %d", n)
+		})
+		eventually(t, "the page is stored", func() bool { return strings.Contains(s.do("/").status(), ";hit") })
+		for range 100 { // it takes luck to come between
+			time.Sleep(2 * time.Millisecond)
+			if g := s.do("/"); !strings.Contains(g.status(), ";hit") {
+				t.Fatalf("%q, %s", g.body, g.status())
+			}
 		}
-		fmt.Fprintf(w, "run %d", n)
 	})
-	eventually(t, "the page is stored", func() bool { return strings.Contains(s.do("/").status(), ";hit") })
-	for range 100 { // it takes luck to come between
-		time.Sleep(2 * time.Millisecond)
-		if g := s.do("/"); !strings.Contains(g.status(), ";hit") {
-			t.Fatalf("%q, %s", g.body, g.status())
-		}
-	}
 }
 
 // What a 304 says of stored fields goes for them, and the Date of what it renews is
@@ -342,15 +350,17 @@ func TestPitfall39TargetedCacheControl(t *testing.T) {
 }
 
 func TestStaleWhileRevalidate(t *testing.T) {
-	o := newOrigin("max-age=1, stale-while-revalidate=60", "")
-	s := open(t, middleware.Options{}, o.ServeHTTP)
-	s.is(s.do("/"), 200, "run 1")
-	time.Sleep(1100 * time.Millisecond)
-	g := s.do("/")
-	if s.is(g, 200, "run 1"); !strings.Contains(g.status(), "hit;ttl=-") {
-		t.Error(g.status())
-	}
-	eventually(t, "the refresh", func() bool { return s.do("/").body != "run 1" })
+	synctest.Test(t, func(t *testing.T) {
+		o := newOrigin("max-age=1, stale-while-revalidate=60", "")
+		s := openInBubble(t, middleware.Options{}, o.ServeHTTP)
+		s.is(s.do("/"), 200, "run 1")
+		time.Sleep(1100 * time.Millisecond)
+		g := s.do("/")
+		if s.is(g, 200, "run 1"); !strings.Contains(g.status(), "hit;ttl=-") {
+			t.Error(g.status())
+		}
+		eventually(t, "the refresh", func() bool { return s.do("/").body != "run 1" })
+	})
 }
 
 func TestStaleIfError(t *testing.T) {
@@ -361,52 +371,55 @@ func TestStaleIfError(t *testing.T) {
 	} {
 		for _, cc := range []string{"max-age=1, stale-if-error=60", "max-age=1, stale-while-revalidate=1, stale-if-error=60"} {
 			t.Run(name+" "+cc, func(t *testing.T) {
-				t.Parallel()
-				o := newOrigin(cc, "")
-				s := open(t, middleware.Options{}, o.ServeHTTP)
-				s.is(s.do("/"), 200, "run 1")
-				time.Sleep(2100 * time.Millisecond)
-				fail(o)
-				for _, g := range s.together(20, "/") {
-					s.is(g, 200, "run 1")
-				}
-				if n := o.runs.Load(); n > 4 {
-					t.Errorf("%d runs that fail", n-1)
-				}
-				o.status.Store(200)
-				o.panicsWith.Store(nil)
-				eventually(t, "the end of the trouble", func() bool { return s.do("/").body != "run 1" })
+				synctest.Test(t, func(t *testing.T) {
+					o := newOrigin(cc, "")
+					s := openInBubble(t, middleware.Options{}, o.ServeHTTP)
+					s.is(s.do("/"), 200, "run 1")
+					time.Sleep(2100 * time.Millisecond)
+					fail(o)
+					for _, g := range s.together(20, "/") {
+						s.is(g, 200, "run 1")
+					}
+					if n := o.runs.Load(); n > 4 {
+						t.Errorf("%d runs that fail", n-1)
+					}
+					o.status.Store(200)
+					o.panicsWith.Store(nil)
+					eventually(t, "the end of the trouble", func() bool { return s.do("/").body != "run 1" })
+				})
 			})
 		}
 	}
 }
 
 // A failure is shared with those who wait for it, and with nobody later.
-func TestServerErrorsAreSharedWithThoseWhoWait(t *testing.T) {
-	const requests = 50
-	var s *site
-	var came atomic.Int32
-	count := middleware.Rule{Match: func(*http.Request) bool { came.Add(1); return false }}
-	n := number()
-	release := make(chan struct{})
-	s = open(t, middleware.Options{TTL: time.Minute, Rules: []middleware.Rule{count}}, func(w http.ResponseWriter, r *http.Request) {
-		<-release
-		w.WriteHeader(500)
-		n(w, r)
-	})
-	go func() {
-		eventually(t, "all are there", func() bool { return came.Load() == requests && s.runs.Load() > 0 })
-		time.Sleep(50 * time.Millisecond) // and wait
-		close(release)
-	}()
-	for _, g := range s.together(requests, "/") {
-		if g.StatusCode != 500 || !strings.HasPrefix(g.body, "run") {
-			t.Errorf("%d %s", g.StatusCode, g.body)
+func TestServerErrorsAreSharedWithWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const requests = 50
+		var s *site
+		var came atomic.Int32
+		count := middleware.Rule{Match: func(*http.Request) bool { came.Add(1); return false }}
+		n := number()
+		release := make(chan struct{})
+		s = openInBubble(t, middleware.Options{TTL: time.Minute, Rules: []middleware.Rule{count}}, func(w http.ResponseWriter, r *http.Request) {
+			<-release
+			w.WriteHeader(500)
+			n(w, r)
+		})
+		go func() {
+			eventually(t, "all are there", func() bool { return came.Load() == requests && s.runs.Load() > 0 })
+			synctest.Wait()
+			close(release)
+		}()
+		for _, g := range s.together(requests, "/") {
+			if g.StatusCode != 500 || !strings.HasPrefix(g.body, "run") {
+				t.Errorf("%d %s", g.StatusCode, g.body)
+			}
 		}
-	}
-	if got := s.runs.Load(); got > requests/5 {
-		t.Errorf("%d runs", got)
-	}
+		if got := s.runs.Load(); got > requests/5 {
+			t.Errorf("%d runs", got)
+		}
+	})
 }
 
 // Nor is a failure stored that varies, or said to be.
@@ -423,15 +436,17 @@ func TestServerErrorsThatVaryAreNotStored(t *testing.T) {
 }
 
 func TestAgeAddsUp(t *testing.T) {
-	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=100", "Age: 40"))
-	s.do("/")
-	time.Sleep(1100 * time.Millisecond)
-	g := s.do("/")
-	var age, ttl int
-	_, err := fmt.Sscanf(g.Header.Get("Age")+" "+g.status(), "%d http;hit;ttl=%d", &age, &ttl)
-	if err != nil || age < 41 || age+ttl < 98 || age+ttl > 100 {
-		t.Error(g.Header.Get("Age"), g.status(), err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := openInBubble(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=100", "Age: 40"))
+		s.do("/")
+		time.Sleep(1100 * time.Millisecond)
+		g := s.do("/")
+		var age, ttl int
+		_, err := fmt.Sscanf(g.Header.Get("Age")+" "+g.status(), "%d http;hit;ttl=%d", &age, &ttl)
+		if err != nil || age < 41 || age+ttl < 98 || age+ttl > 100 {
+			t.Error(g.Header.Get("Age"), g.status(), err)
+		}
+	})
 }
 
 func TestMakeETag(t *testing.T) {
@@ -447,22 +462,24 @@ func TestMakeETag(t *testing.T) {
 
 // A tag that was made here is nothing to the handler, which answers 304 by the date.
 func TestMadeETagDoesNotHideLastModified(t *testing.T) {
-	modified := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
-	s := open(t, middleware.Options{MakeETag: true}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=1")
-		http.ServeContent(w, r, "a.txt", modified, strings.NewReader("whole"))
-	})
-	s.do("/")
-	s.stored("/", "whole")
-	tag := s.do("/").Header.Get("ETag")
-	for range 2 {
-		time.Sleep(1100 * time.Millisecond)
-		g := s.do("/")
-		if s.is(g, 200, "whole"); !strings.Contains(g.status(), "fwd-status=304") || g.Header.Get("ETag") != tag || tag == "" {
-			t.Errorf("%s, %v", g.status(), g.Header)
+	synctest.Test(t, func(t *testing.T) {
+		modified := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+		s := openInBubble(t, middleware.Options{MakeETag: true}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1")
+			http.ServeContent(w, r, "a.txt", modified, strings.NewReader("whole"))
+		})
+		s.do("/")
+		s.stored("/", "whole")
+		tag := s.do("/").Header.Get("ETag")
+		for range 2 {
+			time.Sleep(1100 * time.Millisecond)
+			g := s.do("/")
+			if s.is(g, 200, "whole"); !strings.Contains(g.status(), "fwd-status=304") || g.Header.Get("ETag") != tag || tag == "" {
+				t.Errorf("%s, %v", g.status(), g.Header)
+			}
+			s.settled()
 		}
-		s.settled()
-	}
+	})
 }
 
 func TestCompress(t *testing.T) {
@@ -513,8 +530,8 @@ func TestNotModifiedMayForbidCompression(t *testing.T) {
 	}
 }
 
-// A part of a response doesn't come with the digest of its whole content, from the
-// middleware or from a transport. That of the representation goes with any part.
+// A part of a response has no digest of the whole content. A digest of the
+// representation goes with any part.
 func TestPartsHaveNoDigestOfTheWhole(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -523,19 +540,15 @@ func TestPartsHaveNoDigestOfTheWhole(t *testing.T) {
 		w.Header().Set("Repr-Digest", "sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGfvtqTRcMqMYk=:")
 		fmt.Fprint(w, "0123456789")
 	})
-	tr := newTransport(t, newStore(t))
 	s.do("/")
 	s.stored("/", "0123456789")
-	ask(t, tr, s.URL)
-	waitStored(t, tr, s.URL)
 	for _, span := range []string{"bytes=2-4", "bytes=0-1,8-9", "bytes=20-"} {
-		for from, h := range map[string]http.Header{"middleware": s.do("/", "Range: "+span).Header, "transport": ask(t, tr, s.URL, "Range", span).Header} {
-			if h["Content-Range"] == nil && !strings.Contains(h.Get("Content-Type"), "multipart") {
-				t.Errorf("%s, %s: no part: %v", from, span, h)
-			}
-			if h["Content-Digest"] != nil || h["Content-Md5"] != nil || h["Repr-Digest"] == nil {
-				t.Errorf("%s, %s: %v", from, span, h)
-			}
+		h := s.do("/", "Range: "+span).Header
+		if h["Content-Range"] == nil && !strings.Contains(h.Get("Content-Type"), "multipart") {
+			t.Errorf("%s: no part: %v", span, h)
+		}
+		if h["Content-Digest"] != nil || h["Content-Md5"] != nil || h["Repr-Digest"] == nil {
+			t.Errorf("%s: %v", span, h)
 		}
 	}
 	if h := s.do("/").Header; h["Content-Digest"] == nil || h["Content-Md5"] == nil {
@@ -544,7 +557,7 @@ func TestPartsHaveNoDigestOfTheWhole(t *testing.T) {
 }
 
 // A digest that the handler sent is of what clients get.
-func TestWhatHasADigestIsNotCompressed(t *testing.T) {
+func TestResponseWithADigestIsNotCompressed(t *testing.T) {
 	body := strings.Repeat("text ", 1000)
 	s := open(t, middleware.Options{TTL: time.Minute, Compress: true}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(strings.TrimPrefix(r.URL.Path, "/"), "sha-256=:AAAA:")
@@ -562,7 +575,7 @@ func TestWhatHasADigestIsNotCompressed(t *testing.T) {
 }
 
 // Who makes one as the body is written sends it in a trailer.
-func TestWhatHasADigestInATrailerIsNotCompressed(t *testing.T) {
+func TestResponseWithADigestTrailerIsNotCompressed(t *testing.T) {
 	body := strings.Repeat("text ", 1000)
 	s := open(t, middleware.Options{TTL: time.Minute, Compress: true}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "Content-Digest")
@@ -640,7 +653,7 @@ func TestBrokenResponsesAreCounted(t *testing.T) {
 }
 
 // The guard is asked until a client can read its own run: that is no error there.
-func TestClientsOfTheirOwnRunsAreNoErrorsOfTheGuard(t *testing.T) {
+func TestClientsOfTheirOwnRunsAreNoErrors(t *testing.T) {
 	const n = 6
 	s := open(t, middleware.Options{TTL: time.Minute}, number())
 	for i := range n {
@@ -664,50 +677,52 @@ func TestPurgeHandler(t *testing.T) {
 
 // A response that needs a validation for each use answers a request that waited
 // only if its run began when the request was there.
-func TestNoCacheIsSharedOnlyWithRequestsFromBeforeItsRun(t *testing.T) {
-	const late = 20
-	var s *site
-	var began atomic.Int64 // when the last run did
-	step := make(chan struct{})
-	s = open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
-		at := time.Now().UnixNano()
-		began.Store(at)
-		w.Header().Set("Cache-Control", "no-cache")
-		w.Header().Set("ETag", fmt.Sprintf(`"%d"`, at))
-		<-step
-		fmt.Fprint(w, at)
-	})
-	first := make(chan got)
-	go func() { first <- s.do("/") }()
-	eventually(t, "the first run", func() bool { return began.Load() != 0 })
-	came := time.Now().UnixNano()
-	answers := make(chan got, late)
-	for range late {
-		go func() { answers <- s.do("/") }()
-	}
-	time.Sleep(100 * time.Millisecond) // they wait; if not, the test shows less
-	go func() {
-		for {
-			select {
-			case step <- struct{}{}:
-			case <-t.Context().Done():
-				return
+func TestNoCacheIsSharedWithEarlierRequestsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const late = 20
+		var s *site
+		var began atomic.Int64 // when the last run did
+		step := make(chan struct{})
+		s = openInBubble(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+			at := time.Now().UnixNano()
+			began.Store(at)
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("ETag", fmt.Sprintf(`"%d"`, at))
+			<-step
+			fmt.Fprint(w, at)
+		})
+		first := make(chan got)
+		go func() { first <- s.do("/") }()
+		eventually(t, "the first run", func() bool { return began.Load() != 0 })
+		came := time.Now().UnixNano()
+		answers := make(chan got, late)
+		for range late {
+			go func() { answers <- s.do("/") }()
+		}
+		synctest.Wait() // they wait
+		go func() {
+			for {
+				select {
+				case step <- struct{}{}:
+				case <-t.Context().Done():
+					return
+				}
+			}
+		}()
+		<-first
+		for range late {
+			g := <-answers
+			var at int64
+			if _, err := fmt.Sscan(g.body, &at); err != nil || at < came {
+				t.Errorf("%q was made before the request came (%v)", g.body, err)
 			}
 		}
-	}()
-	<-first
-	for range late {
-		g := <-answers
-		var at int64
-		if _, err := fmt.Sscan(g.body, &at); err != nil || at < came {
-			t.Errorf("%q was made before the request came (%v)", g.body, err)
+		most := int32(late) // on a busy machine some come when others have been answered
+		if bounds {
+			most = 6
 		}
-	}
-	most := int32(late) // on a busy machine some come when others have been answered
-	if bounds {
-		most = 6
-	}
-	if n := s.runs.Load(); n > most {
-		t.Errorf("%d runs for %d requests", n, late+1)
-	}
+		if n := s.runs.Load(); n > most {
+			t.Errorf("%d runs for %d requests", n, late+1)
+		}
+	})
 }

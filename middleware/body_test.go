@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/middleware"
@@ -23,50 +24,52 @@ import (
 // The client that starts a run has each part as the handler flushes it; those who
 // wait get nothing before it is whole.
 func TestLeaderStreamsAndWaitersGetTheWhole(t *testing.T) {
-	parts := make(chan string)
-	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
-		for part := range parts {
-			fmt.Fprint(w, part)
-			http.NewResponseController(w).Flush()
+	synctest.Test(t, func(t *testing.T) {
+		parts := make(chan string)
+		s := openInBubble(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+			for part := range parts {
+				fmt.Fprint(w, part)
+				http.NewResponseController(w).Flush()
+			}
+		})
+		headerCame := make(chan *http.Response)
+		go func() {
+			resp, err := s.client.Get(s.URL) //nolint:bodyclose // by who receives it
+			if err != nil {
+				t.Error(err)
+			}
+			headerCame <- resp
+		}()
+		parts <- "one,"
+		resp := <-headerCame
+		defer resp.Body.Close()
+		waiter := make(chan got)
+		go func() { waiter <- s.do("/") }()
+		read := func(want string) {
+			t.Helper()
+			b := make([]byte, len(want))
+			if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != want {
+				t.Fatalf("%q, %v", b, err)
+			}
 		}
+		read("one,")
+		for i := range 5 {
+			part := fmt.Sprint(i, ",")
+			parts <- part
+			read(part)
+		}
+		select {
+		case g := <-waiter:
+			t.Fatalf("a waiter got %q of half a page", g.body)
+		case <-time.After(time.Second):
+		}
+		close(parts)
+		s.is(<-waiter, 200, "one,0,1,2,3,4,")
+		if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
+			t.Errorf("%q, %v", rest, err)
+		}
+		s.ran(1)
 	})
-	headerCame := make(chan *http.Response)
-	go func() {
-		resp, err := s.client.Get(s.URL) //nolint:bodyclose // by who receives it
-		if err != nil {
-			t.Error(err)
-		}
-		headerCame <- resp
-	}()
-	parts <- "one,"
-	resp := <-headerCame
-	defer resp.Body.Close()
-	waiter := make(chan got)
-	go func() { waiter <- s.do("/") }()
-	read := func(want string) {
-		t.Helper()
-		b := make([]byte, len(want))
-		if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != want {
-			t.Fatalf("%q, %v", b, err)
-		}
-	}
-	read("one,")
-	for i := range 5 {
-		part := fmt.Sprint(i, ",")
-		parts <- part
-		read(part)
-	}
-	select {
-	case g := <-waiter:
-		t.Fatalf("a waiter got %q of half a page", g.body)
-	case <-time.After(20 * time.Millisecond):
-	}
-	close(parts)
-	s.is(<-waiter, 200, "one,0,1,2,3,4,")
-	if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
-		t.Errorf("%q, %v", rest, err)
-	}
-	s.ran(1)
 }
 
 // The first byte of a miss reaches its client within 5 ms of the handler's flush.
@@ -110,40 +113,42 @@ func TestPitfall37BrokenBodiesAreNotStored(t *testing.T) {
 		"panic without header": func(http.ResponseWriter) { panic("boom") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			var n atomic.Int32
-			started, release := make(chan struct{}), make(chan struct{})
-			s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
-				if n.Add(1) > 1 {
-					fmt.Fprint(w, "whole page")
-					return
+			synctest.Test(t, func(t *testing.T) {
+				var n atomic.Int32
+				started, release := make(chan struct{}), make(chan struct{})
+				s := openInBubble(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+					if n.Add(1) > 1 {
+						fmt.Fprint(w, "whole page")
+						return
+					}
+					if name == "short" {
+						w.Header().Set("Content-Length", "10")
+					}
+					if name != "panic without header" {
+						fmt.Fprint(w, "half")
+					}
+					if name != "panic before flush" && name != "panic without header" {
+						w.(http.Flusher).Flush()
+					}
+					close(started)
+					<-release
+					c(w)
+				})
+				leader, waiter := make(chan got), make(chan got)
+				go func() { leader <- s.do("/") }()
+				<-started
+				go func() { waiter <- s.do("/") }()
+				synctest.Wait() // it waits
+				close(release)
+				if g := <-leader; g.err == nil {
+					t.Errorf("the client that started it got %d %q", g.StatusCode, g.body)
 				}
-				if name == "short" {
-					w.Header().Set("Content-Length", "10")
+				g := <-waiter
+				if g.err != nil || g.StatusCode == 200 && g.body != "whole page" || g.StatusCode != 200 && g.StatusCode < 500 {
+					t.Errorf("one who waits got %+v %q, %v", g.Response, g.body, g.err)
 				}
-				if name != "panic without header" {
-					fmt.Fprint(w, "half")
-				}
-				if name != "panic before flush" && name != "panic without header" {
-					w.(http.Flusher).Flush()
-				}
-				close(started)
-				<-release
-				c(w)
+				s.is(s.do("/"), 200, "whole page")
 			})
-			leader, waiter := make(chan got), make(chan got)
-			go func() { leader <- s.do("/") }()
-			<-started
-			go func() { waiter <- s.do("/") }()
-			time.Sleep(10 * time.Millisecond) // either way must do
-			close(release)
-			if g := <-leader; g.err == nil {
-				t.Errorf("the client that started it got %d %q", g.StatusCode, g.body)
-			}
-			g := <-waiter
-			if g.err != nil || g.StatusCode == 200 && g.body != "whole page" || g.StatusCode != 200 && g.StatusCode < 500 {
-				t.Errorf("one who waits got %+v %q, %v", g.Response, g.body, g.err)
-			}
-			s.is(s.do("/"), 200, "whole page")
 		})
 	}
 }
@@ -151,35 +156,37 @@ func TestPitfall37BrokenBodiesAreNotStored(t *testing.T) {
 // pitfall 37: a client that hangs up takes nothing along: the run goes on for the
 // others, and is stored.
 func TestPitfall37RunOutlivesItsClient(t *testing.T) {
-	started, release := make(chan struct{}), make(chan struct{})
-	for _, flush := range []bool{false, true} {
-		started, release = make(chan struct{}), make(chan struct{})
-		s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
-			fmt.Fprint(w, "first,")
-			if flush {
-				w.(http.Flusher).Flush()
-			}
-			close(started)
-			<-release
-			if r.Context().Err() != nil {
-				t.Error("the run was cancelled")
-			}
-			fmt.Fprint(w, "last")
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		left := make(chan got)
-		go func() { left <- s.doCtx(ctx, "/") }()
-		<-started
-		waiter := make(chan got)
-		go func() { waiter <- s.do("/") }()
-		cancel()
-		<-left
-		time.Sleep(5 * time.Millisecond) // the server notices, or not: either must do
-		close(release)
-		s.is(<-waiter, 200, "first,last")
-		s.is(s.do("/"), 200, "first,last")
-		s.ran(1)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		started, release := make(chan struct{}), make(chan struct{})
+		for _, flush := range []bool{false, true} {
+			started, release = make(chan struct{}), make(chan struct{})
+			s := openInBubble(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+				fmt.Fprint(w, "first,")
+				if flush {
+					w.(http.Flusher).Flush()
+				}
+				close(started)
+				<-release
+				if r.Context().Err() != nil {
+					t.Error("the run was cancelled")
+				}
+				fmt.Fprint(w, "last")
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			left := make(chan got)
+			go func() { left <- s.doCtx(ctx, "/") }()
+			<-started
+			waiter := make(chan got)
+			go func() { waiter <- s.do("/") }()
+			cancel()
+			<-left
+			synctest.Wait()
+			close(release)
+			s.is(<-waiter, 200, "first,last")
+			s.is(s.do("/"), 200, "first,last")
+			s.ran(1)
+		}
+	})
 }
 
 // pitfall 37: a request that somebody further out gives up gets neither an empty
@@ -268,7 +275,7 @@ func TestPitfall37NothingIsWrittenAfterTheHandlerReturned(t *testing.T) {
 
 // A refresh in the background has no part in the connection on which the stale page
 // is being sent.
-func TestRefreshKeepsOffTheConnectionOfTheStalePage(t *testing.T) {
+func TestRefreshDoesNotTouchTheClientsConnection(t *testing.T) {
 	const size = 16 << 20 // more than the connection buffers
 	var runs atomic.Int32
 	sending, tried := make(chan struct{}), make(chan struct{})
@@ -372,7 +379,7 @@ func TestPrivateRunsAreNotRecorded(t *testing.T) {
 	eventually(t, "the handler's end", func() bool { return s.runs.Load() == 1 && len(s.m.Stats().Guard.InFlight) == 0 })
 }
 
-func TestSlowClientHoldsNobodyUp(t *testing.T) {
+func TestSlowClientDelaysNoOther(t *testing.T) {
 	body := strings.Repeat("x", 900<<10)
 	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
@@ -484,53 +491,59 @@ func TestHijackPassesThrough(t *testing.T) {
 // What is nobody's response is not stored: the handler's context ends, and so does
 // the run.
 func TestFetchTimeout(t *testing.T) {
-	s := open(t, middleware.Options{TTL: time.Minute, FetchTimeout: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
-		<-r.Context().Done()
+	synctest.Test(t, func(t *testing.T) {
+		s := openInBubble(t, middleware.Options{TTL: time.Minute, FetchTimeout: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+		})
+		for _, g := range s.together(5, "/") {
+			s.is(g, http.StatusGatewayTimeout, "The answer took too long. Try again.\n")
+		}
 	})
-	for _, g := range s.together(5, "/") {
-		s.is(g, http.StatusGatewayTimeout, "The answer took too long. Try again.\n")
-	}
 }
 
 func TestSlowBodyGoesOnForItsClient(t *testing.T) {
-	s := open(t, middleware.Options{TTL: time.Minute, FetchTimeout: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprint(w, "first,")
-		w.(http.Flusher).Flush()
-		select {
-		case <-time.After(200 * time.Millisecond):
-			fmt.Fprint(w, "last")
-		case <-r.Context().Done():
-			t.Error("cancelled, though its client is there")
-		}
+	synctest.Test(t, func(t *testing.T) {
+		s := openInBubble(t, middleware.Options{TTL: time.Minute, FetchTimeout: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, "first,")
+			w.(http.Flusher).Flush()
+			select {
+			case <-time.After(200 * time.Millisecond):
+				fmt.Fprint(w, "last")
+			case <-r.Context().Done():
+				t.Error("cancelled, though its client is there")
+			}
+		})
+		s.is(s.do("/"), 200, "first,last")
 	})
-	s.is(s.do("/"), 200, "first,last")
 }
 
 func TestWaitTimeout(t *testing.T) {
-	for _, action := range []middleware.WaitAction{middleware.Unavailable, middleware.RunAlone} {
-		var n atomic.Int32
-		release := make(chan struct{})
-		s := open(t, middleware.Options{TTL: time.Minute, WaitTimeout: 50 * time.Millisecond, OnWaitTimeout: action}, func(w http.ResponseWriter, r *http.Request) {
-			if n.Add(1) == 1 {
-				<-release
+	synctest.Test(t, func(t *testing.T) {
+		for _, action := range []middleware.WaitAction{middleware.Unavailable, middleware.RunAlone} {
+			var n atomic.Int32
+			release := make(chan struct{})
+			s := openInBubble(t, middleware.Options{TTL: time.Minute, WaitTimeout: 50 * time.Millisecond, OnWaitTimeout: action}, func(w http.ResponseWriter, r *http.Request) {
+				if n.Add(1) == 1 {
+					<-release
+				}
+				fmt.Fprint(w, "page")
+			})
+			leader := make(chan got)
+			go func() { leader <- s.do("/") }()
+			eventually(t, "the run", func() bool { return n.Load() == 1 })
+			g := s.do("/")
+			if action == middleware.RunAlone {
+				s.is(g, 200, "page")
+			} else {
+				s.is(g, 503, "*")
+				if g.Header.Get("Retry-After") == "" {
+					t.Error("no Retry-After")
+				}
 			}
-			fmt.Fprint(w, "page")
-		})
-		leader := make(chan got)
-		go func() { leader <- s.do("/") }()
-		eventually(t, "the run", func() bool { return n.Load() == 1 })
-		g := s.do("/")
-		if action == middleware.RunAlone {
-			s.is(g, 200, "page")
-		} else {
-			s.is(g, 503, "*")
-			if g.Header.Get("Retry-After") == "" {
-				t.Error("no Retry-After")
-			}
+			close(release)
+			s.is(<-leader, 200, "page")
 		}
-		close(release)
-		s.is(<-leader, 200, "page")
-	}
+	})
 }
 
 // pitfall 40: headers of what is stored are nobody's to change.

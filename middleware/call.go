@@ -3,136 +3,192 @@ package middleware
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/callers"
+	"github.com/stampedeguard/stampede/internal/httpcache"
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// A call is one GET on its way to an answer.
+// A call is one GET on its way to an answer. The request's goroutine uses it.
 type call struct {
 	m     *Middleware
-	next  http.Handler
 	asked *asked
-	says  rfc9111.RequestControl // what the request says of caching
+	says  rfc9111.RequestControl // the request's Cache-Control
+	out   *reply
 
-	ctx    context.Context // the client's; ends with errStreaming when its run may be streamed
-	cancel context.CancelCauseFunc
-
-	waited   bool // for a run that may have begun too early: see mayCollapse
-	noEpoch  bool // it can't be had: nothing is stored, as no purge would reach it
-	event    Event
-	decision decision
-	index    *index // of the page, once it is known
-	marked   string // the key that may be marked, so that its requests run side by side
-
-	mu        sync.Mutex
-	w         http.ResponseWriter
-	left      bool  // the client has been answered, or has gone
-	answering bool  // w is in use
-	run       *run  // the last that this call's fetch started
-	streaming *run  // the one that the client is to read
-	own       *page // what a validation brought that only this client may have
+	marked string     // the key that may be marked
+	waited bool       // for a run that may have begun before the request: see mayCollapse
+	had    *stalePage // that is being fetched anew for this request; nil: none
 }
 
-// A decision is what a run's header has led to, as far as its client is told.
-type decision struct {
-	fwd     rfc9111.Fwd
-	stored  bool
-	reason  string
-	ttl     time.Duration
-	fwdCode int // what the handler answered to a validation
+// A stalePage is a page that may be served if its successor can't be had.
+type stalePage struct {
+	page *httpcache.Page
+	res  guard.Result[*httpcache.Page]
+	age  time.Duration
 }
 
-// errStreaming ends a call's wait in the guard: its own run has come so far that
-// the client can read it. The guard's fetch goes on for the others.
-var errStreaming = fmt.Errorf("middleware: streaming: %w", callers.ErrServed)
-
-// maxRounds bounds how often a call looks again as it learns what a page varies
+// maxRounds bounds how often a call looks again, as it learns the names that a page varies
 // on.
 const maxRounds = 4
 
 // answer answers a GET through the guard.
 func (c *call) answer() {
-	defer c.leave()
 	key, err := c.pageKey()
 	if err != nil {
-		c.fail(err)
+		c.out.fail(err, nil)
 		return
 	}
 	for range maxRounds {
-		c.index = nil
-		p, res, err := c.load(key, c.fetchPage(key))
-		if err == nil && p != nil && p.ix != nil {
-			c.index = p.ix
-			p, res, err = c.loadVariant(key)
-		}
-		if err != nil || p == nil || res.Source == guard.Fetched {
-			if r := c.toStream(); r != nil {
-				c.stream(r)
-				return
-			}
-		}
-		if c.settle(key, p, res, err) {
+		if c.round(key) {
 			return
 		}
 	}
 	c.alone("")
 }
 
-// settle answers with what the guard came to, unless that is a reason to look
-// again.
-func (c *call) settle(key string, p *page, res guard.Result[*page], err error) bool {
+// round looks for the page once. It returns false if the call has to look again.
+func (c *call) round(key string) bool {
+	c.out.varies = false
+	at := slot{page: key}
+	p, res, r, err := c.begin(&at)
+	if err == nil && r == nil && p != nil && p.Index != nil {
+		ix := p.Index
+		c.out.varies = true
+		at.ix, at.variant = ix, rfc9111.VariantKey(ix.Names, c.asked.varying(ix.Names))
+		if len(ix.Variants) >= c.m.opts.MaxVariants && !ix.Contains(at.variant) {
+			c.alone("") // one variant too many is for its client alone
+			return true
+		}
+		p, res, r, err = c.begin(&at)
+	}
+	if r != nil {
+		return c.follow(r)
+	}
+	return c.settle(&at, p, res, err)
+}
+
+// begin asks the guard. It returns a page, or the run that this call has started, or
+// neither: then the slot is marked, and its requests run side by side.
+func (c *call) begin(at *slot, opts ...guard.CallOption) (*httpcache.Page, guard.Result[*httpcache.Page], *run, error) {
+	key := at.key()
+	c.out.event.key, c.marked = key, key
+	if c.m.pages.marks.has(key) {
+		return nil, guard.Result[*httpcache.Page]{}, nil, nil
+	}
+	res, turn, err := c.m.pages.guard.Begin(c.asked.Context(), key, c.refresh(*at), opts...)
 	switch {
-	case errors.Is(err, errIndexGone):
-		return false
-	case err != nil:
-		c.fail(err)
-	case p == nil && c.ownPage() != nil:
-		own := c.ownPage()
-		c.serve(own, res, own.freshness.InitialAge, "")
-	case p == nil:
+	case turn == nil:
+		return res.Value, res, nil, err
+	case turn.Alone():
+		c.m.pages.marks.remember(key, c.out.event.began, turn.Fill.TTL)
+		turn.Store(nil)
+		return nil, res, nil, nil
+	}
+	return nil, res, c.start(turn, *at, &client{w: c.out.w}), nil
+}
+
+// refresh starts a run in the background.
+func (c *call) refresh(at slot) func(*guard.Turn[*httpcache.Page]) {
+	return func(turn *guard.Turn[*httpcache.Page]) { c.start(turn, at, nil) }
+}
+
+// follow answers from the call's own run. It returns false if the call has to look again.
+func (c *call) follow(r *run) bool {
+	o := c.await(r)
+	fwd := c.out.decision.fwd
+	if fwd == "" && r.known != nil {
+		fwd = rfc9111.FwdStale
+	}
+	c.out.decision = o.decision
+	c.out.decision.fwd = fwd
+	if o.then == readAlong {
+		stream(c.out, r)
+		return true
+	}
+	if o.then != giveUp {
+		r.detach()
+	}
+	switch o.then {
+	case servePage:
+		c.out.serve(o.page, guard.Result[*httpcache.Page]{Source: guard.Fetched, Stored: o.stored}, o.page.Freshness.InitialAge, "")
+	case runAlone:
 		c.alone(c.marked)
-	case p.status == 0:
+	case lookAgain:
 		return false
-	case len(p.vary) > 0 && p.variant != rfc9111.VariantKey(p.vary, c.asked.varying(p.vary)):
-		c.alone("")
-	default:
-		return c.judge(key, p, res)
+	case giveUp:
+		defer r.detach()
+		if s := c.staleFor(r); s != nil && c.asked.Context().Err() == nil {
+			c.out.serve(s.page, s.res, s.age, "error")
+			return true
+		}
+		c.out.fail(o.err, r)
 	}
 	return true
 }
 
-// load asks the guard.
-func (c *call) load(key string, fetch fetchFunc) (*page, guard.Result[*page], error) {
-	c.event.key, c.marked = key, key
-	if c.m.marks.has(key) {
-		return nil, guard.Result[*page]{}, nil
+// await waits for the run's outcome, for the end of the client's context, and at most for
+// SoftTimeout if there is a stale page to be served.
+func (c *call) await(r *run) outcome {
+	var soft <-chan time.Time
+	if d := c.m.softTimeout; d > 0 && c.staleFor(r) != nil {
+		t := time.NewTimer(time.Until(c.out.event.began.Add(d)))
+		defer t.Stop()
+		soft = t.C
 	}
-	res, err := c.m.guard.Load(c.ctx, key, fetch)
-	return res.Value, res, err
+	for {
+		select {
+		case <-r.ready:
+			return r.out
+		case <-c.asked.Context().Done():
+			return outcome{then: giveUp, err: context.Cause(c.asked.Context())}
+		case <-soft:
+			if c.staleFor(r) != nil {
+				return outcome{then: giveUp, err: errSoftTimeout}
+			}
+		}
+	}
 }
 
-type fetchFunc = func(context.Context, *guard.Fill[*page]) (*page, error)
+// errSoftTimeout is not returned: a stale page is served in its place.
+var errSoftTimeout = errors.New("middleware: the run takes longer than SoftTimeout")
 
-// loadVariant asks for the variant of a page that varies.
-func (c *call) loadVariant(key string) (*page, guard.Result[*page], error) {
-	variant := rfc9111.VariantKey(c.index.names, c.asked.varying(c.index.names))
-	if len(c.index.variants) >= c.m.opts.MaxVariants && !c.index.contains(variant) {
-		c.marked = "" // one variant too many is for its client alone
-		return nil, guard.Result[*page]{}, nil
+// staleFor returns the stale page that may be served if the run fails; nil: none.
+func (c *call) staleFor(r *run) *stalePage {
+	s := c.had
+	if p := r.known; s == nil && p != nil {
+		age := max(p.Freshness.InitialAge+r.knownAge(), p.Freshness.Lifetime)
+		s = &stalePage{p, guard.Result[*httpcache.Page]{Source: guard.Stale, Stored: true}, age}
 	}
-	key = variantKey(key, c.index, variant)
-	return c.load(key, c.fetchVariant(key, variant))
+	if s == nil || !rfc9111.MayServeOnError(s.page.Freshness, s.age, c.says) {
+		return nil
+	}
+	return s
 }
 
-// judge answers from a page if this request may have it, else has it validated.
-// It answers false if the call has to look again.
-func (c *call) judge(key string, p *page, res guard.Result[*page]) bool {
+// settle answers with the guard's page or error. It returns false if the call has to look
+// again.
+func (c *call) settle(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page], err error) bool {
+	switch {
+	case err != nil:
+		c.out.fail(err, nil)
+	case p == nil:
+		c.alone(c.marked)
+	case p.Status == 0:
+		return false
+	case len(p.Vary) > 0 && p.Variant != rfc9111.VariantKey(p.Vary, c.asked.varying(p.Vary)):
+		c.alone("")
+	default:
+		return c.judge(at, p, res)
+	}
+	return true
+}
+
+// judge answers from a page if this request may have it, else it has the page validated.
+// It returns false if the call has to look again.
+func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page]) bool {
 	age := ageOf(p, res)
 	switch res.Source {
 	case guard.Waited:
@@ -140,160 +196,129 @@ func (c *call) judge(key string, p *page, res guard.Result[*page]) bool {
 			return false
 		}
 		fallthrough
-	case guard.Fetched, guard.UnguardedFetch:
-		c.serve(p, res, age, "")
+	case guard.UnguardedFetch:
+		c.out.serve(p, res, age, "")
 		return true
 	}
-	if res.Source == guard.Stale && p.freshness.StaleWhileRevalidate == 0 && rfc9111.MayServeOnError(p.freshness, age, c.says) {
-		c.serve(p, res, age, "error") // which is the only reason why the guard gave it
+	if res.Source == guard.Stale && p.Freshness.StaleWhileRevalidate == 0 && rfc9111.MayServeOnError(p.Freshness, age, c.says) {
+		c.out.serve(p, res, age, "error") // the guard's only reason to return it
 		return true
 	}
-	switch verdict, why := rfc9111.MayServe(p.freshness, age, c.says); verdict {
+	switch verdict, why := rfc9111.MayServe(p.Freshness, age, c.says); verdict {
 	case rfc9111.Validate:
-		return c.reload(key, p, res, age, why)
+		return c.reload(at, &stalePage{p, res, age}, why)
 	case rfc9111.GatewayTimeout:
-		c.notStored()
+		c.out.notStored()
 	default:
-		c.serve(p, res, age, "")
+		c.out.serve(p, res, age, "")
 	}
 	return true
 }
 
-// mayCollapse reports whether the run of another request answers this one, where
-// each use needs a validation: if the run began when this request was there. That
-// is known of runs in this process. Of others it is known that they run one at a
-// time: the second that is waited for began after the first was over.
-func (c *call) mayCollapse(p *page) bool {
-	verdict, _ := rfc9111.MayServe(p.freshness, p.freshness.InitialAge, c.says)
-	if verdict != rfc9111.Validate || p.status >= 500 || c.waited || !p.began.IsZero() && !p.began.Before(c.event.began) {
+// mayCollapse reports whether the run of another request answers this one, even if each
+// use needs a validation. It does if the run began after the request came. The beginning
+// is known of runs in this process. Runs of other processes come one after the other: the
+// second one that is waited for began later.
+func (c *call) mayCollapse(p *httpcache.Page) bool {
+	verdict, _ := rfc9111.MayServe(p.Freshness, p.Freshness.InitialAge, c.says)
+	if verdict != rfc9111.Validate || p.Status >= 500 || c.waited || !p.Began.IsZero() && !p.Began.Before(c.out.event.began) {
 		return true
 	}
 	c.waited = true
 	return false
 }
 
-// reload fetches anew what this request may not have as it is, together with all
-// others that want the same.
-func (c *call) reload(key string, old *page, was guard.Result[*page], age time.Duration, why rfc9111.Fwd) bool {
-	c.mu.Lock()
-	c.decision.fwd = why
-	c.mu.Unlock()
-	fetch := c.fetchPage(key)
-	if c.index != nil {
-		variant := rfc9111.VariantKey(c.index.names, c.asked.varying(c.index.names))
-		key = variantKey(key, c.index, variant)
-		fetch = c.fetchVariant(key, variant)
-	}
-	c.event.key, c.marked = key, key
-	res, err := c.m.guard.Load(c.ctx, key, fetch, guard.MaxAge(0))
-	p := res.Value
-	switch r := c.toStream(); {
+// reload fetches a page anew that this request may not have as it is, together with all
+// requests that want the same.
+func (c *call) reload(at *slot, old *stalePage, why rfc9111.Fwd) bool {
+	c.out.decision.fwd, c.had = why, old
+	p, res, r, err := c.begin(at, guard.MaxAge(0))
+	switch {
 	case r != nil:
-		c.stream(r)
-	case err != nil && !errors.Is(err, errIndexGone) && c.asked.Context().Err() == nil && rfc9111.MayServeOnError(old.freshness, age, c.says):
-		c.serve(old, was, age, "error")
-	default:
-		if res.Source != guard.Fetched {
-			res.Source = guard.Waited // as good as: it was not over when this request came
-		}
-		return c.settle(key, p, res, err)
+		return c.follow(r)
+	case err != nil && c.asked.Context().Err() == nil && rfc9111.MayServeOnError(old.page.Freshness, old.age, c.says):
+		c.out.serve(old.page, old.res, old.age, "error")
+		return true
 	}
-	return true
+	res.Source = guard.Waited // the run was not over when this request came
+	return c.settle(at, p, res, err)
 }
 
-// ageOf is how old a response is. One that was marked stale by hand is as old as
-// it takes.
-func ageOf(p *page, res guard.Result[*page]) time.Duration {
-	age := p.freshness.InitialAge + res.Age
+// ageOf is the age of a page. A page that was expired by hand is as old as its lifetime.
+func ageOf(p *httpcache.Page, res guard.Result[*httpcache.Page]) time.Duration {
+	age := p.Freshness.InitialAge + res.Age
 	if res.Source == guard.Stale {
-		age = max(age, p.freshness.Lifetime)
+		age = max(age, p.Freshness.Lifetime)
 	}
 	return age
 }
 
-// adopt takes in a run that this call's fetch has started. Without a client it is
-// only for the others.
-func (c *call) adopt(r *run) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.left || c.streaming != nil {
-		r.detached = true
-		return
-	}
-	if c.run != nil {
-		c.run.detach()
-	}
-	c.run = r
-}
-
-// letStream lets the client read the run, if it is there for that.
-func (c *call) letStream(r *run) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.run == r && !c.left && !c.answering {
-		c.streaming = r
-		c.cancel(errStreaming)
-	}
-}
-
-func (c *call) ownPage() *page {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.own
-}
-
-func (c *call) toStream() *run {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.streaming
-}
-
-// leave ends the call's part in its run, which goes on for the others.
-func (c *call) leave() {
-	c.mu.Lock()
-	c.left = true
-	r := c.run
-	c.mu.Unlock()
-	if r != nil {
-		r.detach()
-	}
-	c.cancel(nil)
-}
-
-// alone runs the handler for this client only, with all that the request says. If
-// that is because a key is marked, the key is given.
+// alone runs the handler for this client only, with the whole request. key is the marked
+// key that is the reason for it, if one is.
 func (c *call) alone(key string) {
 	began := time.Now()
-	pw := c.pass(c.takeWriter(), rfc9111.FwdBypass, "private")
-	if key != "" && pw.couldBeShared(c) {
-		c.m.lift(c.asked.Context(), key, began)
+	pw := c.out.pass(rfc9111.FwdBypass, "private")
+	if key != "" && pw.couldBeShared(c.out) {
+		c.m.pages.lift(c.asked.Context(), key, began)
 	}
 }
 
-// pageKey is the guard's key for what was asked. Where the options make more than
-// the target part of it, there is an epoch in between, by which all that is stored
-// for the target can be forgotten.
+// pageKey is the guard's key of the page. If the options make more than the target part
+// of it, the key contains an epoch, by which all pages of the target can be forgotten.
 func (c *call) pageKey() (string, error) {
-	if !c.m.epochs {
+	if !c.m.site.epochs {
 		return c.asked.key(""), nil
 	}
-	res, err := c.m.guard.Load(c.ctx, keyEpoch+c.asked.target(), newEpoch)
+	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.target(), newEpoch)
 	switch {
 	case err != nil:
 		return "", err
-	case res.Value == nil || res.Value.epoch == "":
-		return "", errors.New("middleware: what is stored as an epoch is none")
+	case res.Value == nil || res.Value.Epoch == "":
+		return "", errors.New("middleware: the store holds another entry in place of an epoch")
 	case res.Source == guard.UnguardedFetch:
-		c.noEpoch = true
-		return c.asked.key("away"), nil // requests that are there at the same time can still share
+		c.out.noEpoch = true
+		return c.asked.key("away"), nil // so that simultaneous requests can still share
 	}
-	return c.asked.key(res.Value.epoch), nil
+	return c.asked.key(res.Value.Epoch), nil
 }
 
-func newEpoch(_ context.Context, f *guard.Fill[*page]) (*page, error) {
-	f.TTL, f.StaleFor, f.Cost = epochTTL, guard.Off, 0 // no run
-	return &page{epoch: randomName()}, nil
+func newEpoch(_ context.Context, f *guard.Fill[*httpcache.Page]) (*httpcache.Page, error) {
+	f.TTL, f.StaleFor, f.Cost = epochTTL, guard.Off, 0 // no run, and so no cost
+	return &httpcache.Page{Epoch: httpcache.RandomName()}, nil
 }
 
-// epochTTL: what is stored for a target is forgotten after that at the latest.
+// epochTTL bounds the time for which anything is stored for a target.
 const epochTTL = 30 * 24 * time.Hour
+
+// start starts the run of a turn on a goroutine that ends when the handler has returned
+// and the turn has ended. The client is nil for a refresh.
+func (c *call) start(turn *guard.Turn[*httpcache.Page], at slot, cl *client) *run {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(turn.Context()))
+	ctx = httpcache.WithRun(ctx, &httpcache.Run{Shared: !c.asked.credentialed, Background: cl == nil})
+	r := &run{
+		m: c.m, next: c.out.next, asked: c.asked, at: at, noEpoch: c.out.noEpoch, cancel: cancel, began: time.Now(),
+		rec: httpcache.NewRecording(c.m.opts.MaxBody), client: cl,
+		handlers: http.Header{}, expected: -1, ready: make(chan struct{}), ended: make(chan struct{}),
+	}
+	if s := turn.Fill.Stale; s != nil && (*s).Status != 0 {
+		r.stale, r.known, r.knownAge = *s, *s, turn.StaleAge
+	}
+	if cl != nil {
+		r.reader = r.rec.NewReader()
+	}
+	r.req = c.asked.shared(ctx, at.names())
+	if r.stale != nil {
+		r.asksStale = setConditions(r.req.Header, r.stale, c.m.opts.MakeETag)
+	}
+	r.take(turn)
+	stop := context.AfterFunc(c.m.ctx, func() { cancel(errClosing) })
+	go func() {
+		defer cancel(nil)
+		defer stop()
+		defer r.end()
+		for again := true; again; again = r.goAgain() {
+			r.serve()
+		}
+	}()
+	return r
+}

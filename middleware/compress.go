@@ -9,15 +9,17 @@ import (
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
+
+	"github.com/stampedeguard/stampede/internal/httpcache"
 )
 
 // compressAbove is the size in bytes below which compressing costs more than it
 // saves.
 const compressAbove = 1 << 10
 
-// compress returns a page's body in gzip; nil if that isn't worth it.
-func compress(p *page) []byte {
-	if p.status != http.StatusOK || len(p.body) < compressAbove || len(p.header["Content-Encoding"]) > 0 || !isText(p.header.Get("Content-Type")) {
+// compress returns a page's body in gzip; nil if that does not pay.
+func compress(p *httpcache.Page) []byte {
+	if p.Status != http.StatusOK || len(p.Body) < compressAbove || len(p.Header["Content-Encoding"]) > 0 || !isText(p.Header.Get("Content-Type")) {
 		return nil
 	}
 	if hasDigest(p) {
@@ -25,19 +27,19 @@ func compress(p *page) []byte {
 	}
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	_, err := w.Write(p.body)
-	if err2 := w.Close(); err != nil || err2 != nil || b.Len() > len(p.body)*9/10 {
+	_, err := w.Write(p.Body)
+	if err2 := w.Close(); err != nil || err2 != nil || b.Len() > len(p.Body)*9/10 {
 		return nil
 	}
 	return b.Bytes()
 }
 
-// digests are of the bytes as the handler wrote them, encoding and all (RFC 9530): a
-// client that checks one would find that others came.
+// digests are fields with a digest of the bytes that the handler wrote (RFC 9530). With
+// another encoding, a client's check would fail.
 var digests = []string{"Content-Digest", "Repr-Digest", "Digest", "Content-Md5"}
 
-func hasDigest(p *page) bool {
-	return slices.ContainsFunc(digests, func(name string) bool { return len(p.header[name])+len(p.trailer[name]) > 0 })
+func hasDigest(p *httpcache.Page) bool {
+	return slices.ContainsFunc(digests, func(name string) bool { return len(p.Header[name])+len(p.Trailer[name]) > 0 })
 }
 
 func isText(contentType string) bool {
@@ -52,8 +54,8 @@ func isText(contentType string) bool {
 	return strings.HasPrefix(t, "text/") || strings.HasSuffix(t, "+json") || strings.HasSuffix(t, "+xml")
 }
 
-// encoded marks a response that there is in two encodings. What is in gzip has a
-// weak ETag: its bytes are others.
+// encoded marks a response that is stored in two encodings. The compressed one has a weak
+// ETag, as its bytes differ.
 func encoded(h http.Header, gzip bool) {
 	h.Add("Vary", "Accept-Encoding")
 	if !gzip {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/middleware"
@@ -16,19 +17,20 @@ import (
 func TestErrorIsForwardedWhereStaleIsForbidden(t *testing.T) {
 	for _, cc := range []string{"max-age=1, must-revalidate", "max-age=1", "no-cache", "s-maxage=1"} {
 		t.Run(cc, func(t *testing.T) {
-			t.Parallel()
-			o := newOrigin(cc, `"v"`)
-			opts := middleware.Options{Stale: time.Hour}
-			if cc == "max-age=1" {
-				opts.Stale = 0
-			}
-			s := open(t, opts, o.ServeHTTP)
-			s.is(s.do("/"), 200, "run 1")
-			time.Sleep(1100 * time.Millisecond)
-			o.status.Store(503)
-			other := `"w"`
-			o.etag.Store(&other)
-			s.is(s.do("/"), 503, "run 2")
+			synctest.Test(t, func(t *testing.T) {
+				o := newOrigin(cc, `"v"`)
+				opts := middleware.Options{Stale: time.Hour}
+				if cc == "max-age=1" {
+					opts.Stale = 0
+				}
+				s := openInBubble(t, opts, o.ServeHTTP)
+				s.is(s.do("/"), 200, "run 1")
+				time.Sleep(1100 * time.Millisecond)
+				o.status.Store(503)
+				other := `"w"`
+				o.etag.Store(&other)
+				s.is(s.do("/"), 503, "run 2")
+			})
 		})
 	}
 }

@@ -2,10 +2,8 @@ package middleware_test
 
 import (
 	"bytes"
-	"errors"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -13,29 +11,6 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/middleware"
 )
-
-func TestPagesComeBackAsTheyWere(t *testing.T) {
-	h := http.Header{"A": {"1", "2"}, "Empty": nil, "B": {""}}
-	status, header, body, err := middleware.DecodePage(middleware.EncodePage(200, h, []byte("body")))
-	if err != nil || status != 200 || string(body) != "body" || !reflect.DeepEqual(header["A"], h["A"]) || len(header) != 3 {
-		t.Errorf("%d %v %q %v", status, header, body, err)
-	}
-}
-
-// FuzzDecodePage: whatever stands in Redis is a page or damaged, and costs memory
-// in proportion.
-func FuzzDecodePage(f *testing.F) {
-	f.Add(middleware.EncodePage(200, http.Header{"A": {"1", "2"}}, []byte("body")))
-	f.Add([]byte{})
-	f.Add([]byte("e\x04abcd"))
-	f.Add([]byte("i\x01g\x01\x01A\x00"))
-	f.Add([]byte{'r', 0xc8, 1, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if status, _, _, err := middleware.DecodePage(b); err != nil && !errors.Is(err, cache.ErrDamaged) {
-			t.Errorf("%d, %v", status, err)
-		}
-	})
-}
 
 // FuzzShare lets two users ask for a page, one after the other, with any header
 // and a response with any header: nothing private or no-store is shared, no cookie

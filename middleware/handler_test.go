@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/middleware"
@@ -50,7 +51,7 @@ func (s *site) settled() {
 
 // A handler may go on changing its request when the header is out. The race
 // detector looks on.
-func TestHandlersMayChangeTheirRequestWhileItIsJudged(t *testing.T) {
+func TestHandlersMayChangeTheirRequestMeanwhile(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Tags: func(r *http.Request, _ http.Header) []string { return []string{r.URL.Path} }}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Vary", "X-Changed")
 		_ = http.NewResponseController(w).Flush()
@@ -204,32 +205,36 @@ func TestMountsLeaveAllRunsTheSamePath(t *testing.T) {
 // A body over MaxBody that is written in one go ends as soon as it is too large.
 // Who waits runs the handler for themselves, and who asked for a part gets the whole.
 func TestPitfall37BodiesAreTooLargeAtTheirEnd(t *testing.T) {
-	body := strings.Repeat("x", 100)
-	s := open(t, middleware.Options{MaxBody: 10, TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).Flush()
-		time.Sleep(time.Millisecond)
-		fmt.Fprint(w, body)
-	})
-	for i := range 20 {
-		for _, g := range s.together(4, fmt.Sprint("/", i)) {
-			s.is(g, 200, body)
+	synctest.Test(t, func(t *testing.T) {
+		body := strings.Repeat("x", 100)
+		s := openInBubble(t, middleware.Options{MaxBody: 10, TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).Flush()
+			time.Sleep(time.Millisecond)
+			fmt.Fprint(w, body)
+		})
+		for i := range 20 {
+			for _, g := range s.together(4, fmt.Sprint("/", i)) {
+				s.is(g, 200, body)
+			}
+			s.is(s.do(fmt.Sprint("/part/", i), "Range: bytes=0-3"), 200, body)
 		}
-		s.is(s.do(fmt.Sprint("/part/", i), "Range: bytes=0-3"), 200, body)
-	}
+	})
 }
 
 // A client that asked for a part of what takes longer than FetchTimeout reads on, as
 // others do.
-func TestSlowBodyGoesOnForWhoAskedForAPart(t *testing.T) {
-	s := open(t, middleware.Options{TTL: time.Minute, FetchTimeout: 100 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
-		for range 6 {
-			fmt.Fprint(w, "part ")
-			_ = http.NewResponseController(w).Flush()
-			time.Sleep(50 * time.Millisecond)
-		}
+func TestSlowBodyGoesOnForARangeRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := openInBubble(t, middleware.Options{TTL: time.Minute, FetchTimeout: 100 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+			for range 6 {
+				fmt.Fprint(w, "part ")
+				_ = http.NewResponseController(w).Flush()
+				time.Sleep(50 * time.Millisecond)
+			}
+		})
+		s.is(s.do("/", "Range: bytes=0-1"), 200, strings.Repeat("part ", 6))
+		s.ran(1)
 	})
-	s.is(s.do("/", "Range: bytes=0-1"), 200, strings.Repeat("part ", 6))
-	s.ran(1)
 }
 
 // A stale response stands in for the errors that RFC 5861 speaks of, and for no
@@ -237,23 +242,24 @@ func TestSlowBodyGoesOnForWhoAskedForAPart(t *testing.T) {
 func TestStaleStandsInForNoOtherErrors(t *testing.T) {
 	for status, want := range map[int]int{500: 200, 501: 501, 502: 200, 503: 200, 504: 200, 505: 505, 507: 507} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
-			t.Parallel()
-			var failing atomic.Bool
-			s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
-				if failing.Load() {
-					w.WriteHeader(status)
-					return
+			synctest.Test(t, func(t *testing.T) {
+				var failing atomic.Bool
+				s := openInBubble(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+					if failing.Load() {
+						w.WriteHeader(status)
+						return
+					}
+					w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
+					fmt.Fprint(w, "good")
+				})
+				s.do("/")
+				s.stored("/", "good")
+				failing.Store(true)
+				time.Sleep(1100 * time.Millisecond)
+				if g := s.do("/"); g.StatusCode != want {
+					t.Errorf("answered %d, want %d; %s", g.StatusCode, want, g.status())
 				}
-				w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
-				fmt.Fprint(w, "good")
 			})
-			s.do("/")
-			s.stored("/", "good")
-			failing.Store(true)
-			time.Sleep(1100 * time.Millisecond)
-			if g := s.do("/"); g.StatusCode != want {
-				t.Errorf("answered %d, want %d; %s", g.StatusCode, want, g.status())
-			}
 		})
 	}
 }

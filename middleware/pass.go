@@ -2,22 +2,24 @@ package middleware
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 
+	"github.com/stampedeguard/stampede/internal/httpcache"
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// A passWriter lets a response through to its own client, and learns of its
-// header and length.
+// A passWriter passes a response on to its client, and notes its header and length.
 type passWriter struct {
 	http.ResponseWriter
-	asked    *http.Request                   // as it was before the handler had it
+	asked    *http.Request                   // a copy from before the handler had it
 	onHeader func(status int, h http.Header) // before the header is written, once
 	status   int
-	header   http.Header // as it was then
+	header   http.Header // at that time
 	n        int64
 	returned bool
 	hijacked bool
@@ -25,23 +27,56 @@ type passWriter struct {
 
 // pass runs the handler for this client alone, as if there were no middleware but
 // for Cache-Status.
-func (c *call) pass(w http.ResponseWriter, fwd rfc9111.Fwd, why string) *passWriter {
-	r := c.asked.Request
-	pw := &passWriter{ResponseWriter: w, asked: r.Clone(r.Context())}
+func (a *reply) pass(fwd rfc9111.Fwd, why string) *passWriter {
+	r := a.asked.Request
+	pw := &passWriter{ResponseWriter: a.w, asked: r.Clone(r.Context())}
 	pw.onHeader = func(status int, h http.Header) {
-		c.m.addVia(h, r.ProtoMajor, r.ProtoMinor)
-		c.status(h, rfc9111.Status{Fwd: fwd, Detail: why})
+		a.m.site.addVia(h, r.ProtoMajor, r.ProtoMinor)
+		a.status(h, rfc9111.Status{Fwd: fwd, Detail: why})
 	}
-	defer c.passed(pw)
-	pw.run(c.next, c.m.withVia(r))
+	defer a.passed(pw)
+	pw.run(a.next, a.m.site.withVia(r))
 	return pw
 }
 
-// passed keeps for the event what became of it.
-func (c *call) passed(w *passWriter) {
-	c.event.Status, c.event.Bytes = w.status, w.n
+// otherMethod passes on a request that is neither GET nor HEAD. If its method is unsafe and
+// it succeeds, the pages that it changed are deleted before its client gets the header (RFC
+// 9111, 4.4).
+func (a *reply) otherMethod() {
+	r := a.asked.Request
+	received, overTLS := asReceived(r), r.TLS != nil // a copy: the handler may rewrite the request
+	pw := &passWriter{ResponseWriter: a.w}
+	pw.onHeader = func(status int, h http.Header) {
+		a.m.site.addVia(h, r.ProtoMajor, r.ProtoMinor)
+		for _, u := range rfc9111.Invalidated(received, overTLS, status, httpcache.CanonicalHeader(h)) {
+			if err := a.m.pages.forget(context.WithoutCancel(r.Context()), a.m.site.keysOf(u)); err != nil {
+				a.event.Err = err
+			}
+		}
+		a.status(h, rfc9111.Status{Fwd: rfc9111.FwdMethod})
+	}
+	defer a.passed(pw)
+	pw.run(a.next, a.m.site.withVia(r))
+}
+
+// asReceived returns a request whose URL has the prefix of a mount, and no scheme and host:
+// keys are made of those of the connection and of Host.
+func asReceived(r *http.Request) *http.Request {
+	r2, u := *r, *r.URL
+	u.Scheme, u.Host = "", ""
+	if path := pathOf(r); path != u.EscapedPath() {
+		u.RawPath = path
+		u.Path, _ = url.PathUnescape(path) // it was parsed before
+	}
+	r2.URL = &u
+	return &r2
+}
+
+// passed notes the response for the event.
+func (a *reply) passed(w *passWriter) {
+	a.event.Status, a.event.Bytes = w.status, w.n
 	if !w.returned {
-		c.event.Err = errNotWhole // the handler panicked
+		a.event.Err = errNotWhole // the handler panicked
 	}
 }
 
@@ -55,7 +90,7 @@ func (w *passWriter) run(next http.Handler, r *http.Request) {
 
 func (w *passWriter) commit(status int) {
 	w.status = status
-	w.header = canonical(w.Header())
+	w.header = httpcache.CanonicalHeader(w.Header())
 	w.onHeader(status, w.Header())
 }
 
@@ -90,7 +125,7 @@ func (w *passWriter) ReadFrom(from io.Reader) (int64, error) {
 // Flush implements [http.Flusher].
 func (w *passWriter) Flush() { _ = w.FlushError() }
 
-// FlushError is what [http.ResponseController] calls.
+// FlushError is called by [http.ResponseController].
 func (w *passWriter) FlushError() error {
 	if w.status == 0 {
 		w.commit(http.StatusOK)
@@ -108,25 +143,14 @@ func (w *passWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap is for [http.ResponseController].
 func (w *passWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// withVia is a request that goes on to the handler as it is, but for this hop.
-func (m *Middleware) withVia(r *http.Request) *http.Request {
-	if m.opts.Via == "" {
-		return r
-	}
-	r2 := *r
-	r2.Header = r.Header.Clone()
-	m.addVia(r2.Header, r.ProtoMajor, r.ProtoMinor)
-	return &r2
-}
-
-// couldBeShared reports whether a response that was one client's alone, as its
-// page's requests run side by side, is one that others may have.
-func (w *passWriter) couldBeShared(c *call) bool {
+// couldBeShared reports whether other requests could have had a response that was passed
+// to one client as its page's requests run side by side.
+func (w *passWriter) couldBeShared(a *reply) bool {
 	length := w.header.Get("Content-Length")
-	if !w.returned || w.hijacked || w.n > int64(c.m.opts.MaxBody) || length != "" && length != strconv.FormatInt(w.n, 10) {
+	if !w.returned || w.hijacked || w.n > int64(a.m.opts.MaxBody) || length != "" && length != strconv.FormatInt(w.n, 10) {
 		return false
 	}
-	o := c.m.rfc(c.asked.terms, w.status)
+	o := a.m.site.rfc(a.asked.terms, w.status)
 	d := rfc9111.Store(w.asked, &rfc9111.Response{Status: w.status, Header: w.header}, o)
-	return c.withheld(&d, c.m.tagsOf(w.asked, w.header)) == ""
+	return a.asked.withheld(&d, a.m.tags.fit(a.m.tags.of(w.asked, w.header))) == ""
 }

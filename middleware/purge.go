@@ -2,57 +2,18 @@ package middleware
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
-
-	"github.com/stampedeguard/stampede/guard"
-	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// otherMethod lets a request through that is neither GET nor HEAD. It is never
-// shared. If its method is unsafe and it succeeds, what it changed is forgotten
-// before its client hears of it (RFC 9111, 4.4).
-func (c *call) otherMethod(w http.ResponseWriter) {
-	r := c.asked.Request
-	received, overTLS := asReceived(r), r.TLS != nil // before the handler has it, which may rewrite it
-	pw := &passWriter{ResponseWriter: w}
-	pw.onHeader = func(status int, h http.Header) {
-		c.m.addVia(h, r.ProtoMajor, r.ProtoMinor)
-		for _, u := range rfc9111.Invalidated(received, overTLS, status, canonical(h)) {
-			if err := c.m.forget(context.WithoutCancel(r.Context()), u); err != nil {
-				c.event.Err = err
-			}
-		}
-		c.status(h, rfc9111.Status{Fwd: rfc9111.FwdMethod})
-	}
-	defer c.passed(pw)
-	pw.run(c.next, c.m.withVia(r))
-}
-
-// asReceived is a request whose URL has no scheme and host but those of the
-// connection and of Host, by which keys are made, and a mount's prefix. A client may
-// send others.
-func asReceived(r *http.Request) *http.Request {
-	r2, u := *r, *r.URL
-	u.Scheme, u.Host = "", ""
-	if path := pathOf(r); path != u.EscapedPath() {
-		u.RawPath = path
-		u.Path, _ = url.PathUnescape(path) // it was parsed before
-	}
-	r2.URL = &u
-	return &r2
-}
-
-// Purge forgets what is stored for an absolute URL: all variants, for all who
-// ask, whatever tells their requests apart. A run that is under way will not
-// bring it back, and a request that starts after Purge returned is not answered
-// with what was produced before.
+// Purge deletes all that is stored for an absolute URL: all variants, for all requests. A
+// run that is under way will not bring it back, and a request that starts after Purge
+// returned is not answered with a response from before.
 //
-// The URL is exact: with its query as far as it counts ([Options.Query]), and with the
-// scheme and host that this server sees or [Options.Host] says. Behind what terminates
-// TLS the scheme is http. It is no error that nothing is stored for it.
+// The URL is exact: with the query parameters that count ([Options.Query]), and with the
+// scheme and host that this server sees, or [Options.Host]. Behind a proxy that terminates
+// TLS the scheme is http. It is no error if nothing is stored for the URL.
 //
 // Errors: those of [guard.Guard.Delete], and for URLs that are not http or https.
 func (m *Middleware) Purge(ctx context.Context, rawURL string) error {
@@ -60,35 +21,38 @@ func (m *Middleware) Purge(ctx context.Context, rawURL string) error {
 	if err != nil {
 		return err
 	}
-	return m.forget(ctx, u)
+	return m.pages.forget(ctx, m.site.keysOf(u))
 }
 
-// SoftPurge marks it stale instead: it is fetched anew at its next use, and served
-// until then if it may be served stale. What a response varies on is looked up for
-// that; where that is not stored, or where more than the URL tells responses
-// apart ([Options.Headers], [Options.Cookies], [Options.Key]), it is Purge.
+// SoftPurge makes the pages of a URL stale instead: they are fetched anew at their next use,
+// and served until then if they may be served stale. The variants are found by the page's
+// index. If there is none, or if more than the URL tells responses apart
+// ([Options.Headers], [Options.Cookies], [Options.Key]), SoftPurge is Purge.
 func (m *Middleware) SoftPurge(ctx context.Context, rawURL string) error {
 	u, err := parseURL(rawURL)
 	if err != nil {
 		return err
 	}
-	if m.epochs {
-		return m.forget(ctx, u)
+	if m.site.epochs {
+		return m.pages.forget(ctx, m.site.keysOf(u))
 	}
-	var errs []error
-	for _, key := range m.keysOf(u) {
-		res, err := m.guard.Peek(ctx, key)
-		switch {
-		case errors.Is(err, guard.ErrMiss):
-			err = m.guard.Delete(ctx, key)
-		case err == nil && res.Value.ix != nil:
-			err = m.expireVariants(ctx, key)
-		case err == nil:
-			err = m.guard.Expire(ctx, key)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	return m.pages.expire(ctx, m.site.keysOf(u))
+}
+
+// PurgeTag deletes all responses that carry one of the tags ([Options.TagHeaders],
+// [Options.Tags]), at a cost that does not depend on their number. Its promise is that of
+// Purge: a run that is under way will not bring one back, and a request that starts after
+// PurgeTag returned is not answered with a response from before.
+//
+// Errors: those of [guard.Guard.DeleteTag].
+func (m *Middleware) PurgeTag(ctx context.Context, tags ...string) error {
+	return m.pages.guard.DeleteTag(ctx, tags...)
+}
+
+// SoftPurgeTag makes the responses stale instead: see SoftPurge. It may delete all variants
+// of a page that varies. Errors: those of [guard.Guard.ExpireTag].
+func (m *Middleware) SoftPurgeTag(ctx context.Context, tags ...string) error {
+	return m.pages.guard.ExpireTag(ctx, tags...)
 }
 
 func parseURL(rawURL string) (*url.URL, error) {
@@ -97,35 +61,17 @@ func parseURL(rawURL string) (*url.URL, error) {
 		return nil, fmt.Errorf("middleware: %w", err)
 	}
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, fmt.Errorf("middleware: %q is no absolute http or https URL", rawURL)
+		return nil, fmt.Errorf("middleware: %q is not an absolute http or https URL", rawURL)
 	}
 	return u, nil
 }
 
-// forget deletes what all that is stored for a URL hangs on.
-func (m *Middleware) forget(ctx context.Context, u *url.URL) error {
-	var errs []error
-	for _, key := range m.keysOf(u) {
-		errs = append(errs, m.guard.Delete(ctx, key))
-		m.marks.forget(key)
-	}
-	return errors.Join(errs...)
-}
-
-func (m *Middleware) keysOf(u *url.URL) []string {
-	t := target(u.Scheme, m.host(u.Host), u.EscapedPath(), m.query(u.RawQuery))
-	if m.epochs {
-		return []string{keyEpoch + t}
-	}
-	return []string{keyShared + t, keyCredentialed + t}
-}
-
-// PurgeHandler purges the URL that it is asked for, by any method: mount it for
-// PURGE, behind what decides who may. With "Soft-Purge: 1" in the request it is a
+// PurgeHandler returns a handler that purges the URL of its request, whatever the method:
+// mount it for PURGE, behind an access check. With "Soft-Purge: 1" in the request it is a
 // soft purge.
 //
-// For an [http.ServeMux] that is the pattern "PURGE /", beside which all others need
-// a method ("GET /report"), or it panics as they conflict.
+// In an [http.ServeMux] the pattern is "PURGE /". All other patterns need a method then
+// ("GET /report"), or the mux panics as they conflict.
 func (m *Middleware) PurgeHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u := scheme(r) + "://" + r.Host + pathOf(r)

@@ -122,7 +122,7 @@ func TestOnlyIfCachedWithAPrecondition(t *testing.T) {
 }
 
 // A client that accepts what is stale doesn't keep it so.
-func TestMaxStaleRefreshesWhatMayBeServedStale(t *testing.T) {
+func TestMaxStaleRefreshesPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := wrap(t, newStore(t), middleware.Options{}, saying(number(), "Cache-Control: max-age=60, stale-while-revalidate=60"))
 		for i, want := range []string{"run 1", "run 1", "run 2"} {

@@ -11,164 +11,196 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/httpcache"
+	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// A run is one run of the handler that may answer several requests. The handler
-// writes into it from a goroutine of its own; what it wrote is kept, up to
-// MaxBody, for those who wait; and one client, that of the request which started
-// the run, reads along at its own pace.
+// A run is one run of the handler that may answer several requests. Its goroutine owns
+// the turn of a key: it decides at the header what becomes of the response, and ends the
+// turn when the body is whole. The handler writes into a recording. The client whose
+// request started the run reads along, at its own pace.
 //
-// A run that turns out to be for that client alone goes private: the handler is
-// then held to the client's pace and context, as without a cache, and nothing is
-// kept.
+// A run whose response is for that client alone is private: its handler is held to the
+// client's pace and ends with the client, as without a cache, and nothing is kept.
 type run struct {
-	m      *Middleware
-	req    *http.Request // what the handler is given a copy of: what it does to that decides nothing
-	call   *call         // whose client reads along
+	m     *Middleware
+	next  http.Handler
+	asked *asked
+	at    slot
+	began time.Time // before the handler was called
+
+	turn    *guard.Turn[*httpcache.Page]
+	notOver func() bool     // stops the watch of the turn; false: the turn is over
+	stale   *httpcache.Page // the handler is asked about it; nil: there is none
+	noEpoch bool            // nothing may be stored
+
+	req    *http.Request // the handler gets a copy: changes to that decide nothing
 	cancel context.CancelCauseFunc
-	timer  *time.Timer // FetchTimeout
 
-	began      time.Time // before the handler was called
-	staleAsked bool      // the request asks for a 304, for a stored response's sake
+	rec    *httpcache.Recording
+	reader *httpcache.Reader // of the client; nil: the run is a refresh
+	client *client           // nil: as reader
 
-	handlers http.Header // what the handler sees; its own until it has ended
+	known    *httpcache.Page      // the last page, when the run began; nil: there was none
+	knownAge func() time.Duration // its present age in the store
 
-	committed chan struct{} // closed when the header is there, or the run has ended without
-	over      chan struct{} // closed when the body is longer than MaxBody
-	ended     chan struct{} // closed when the handler has returned
-	wake      chan struct{} // for the client: there is more
+	handlers http.Header // the handler's; it changes until the handler has returned
 
-	mu       sync.Mutex
-	space    sync.Cond // for a handler that has to wait for its client
-	status   int       // 0: no header yet
+	// The response. It is set before decide is called.
+	status   int // 0: no header yet
 	header   http.Header
 	headerAt time.Time
 	expected int64 // Content-Length, -1 if there is none
+
+	// Set by decide. Only the goroutine that decides and the end of the run use these.
+	asksStale  bool // the request asks for a 304
+	goesAgain  bool // the handler is to be called again, without conditions
+	recording  bool
+	passing    bool // the response is for the requests that wait, and not stored
+	rfc        rfc9111.Options
+	d          rfc9111.Decision
+	tags       []string
+	ready      chan struct{} // closed when out is set
+	out        outcome       // for the client
+	ended      chan struct{} // closed when the handler has returned
+	publishing sync.Once
+
+	mu       sync.Mutex // guards status until decide, and these
 	written  int64
-	buf      []byte
-	pos      int // of buf, how much the client has
-	flushDue bool
 	private  bool
-	detached bool // no client reads along
-	isOver   bool
 	done     bool
 	hijacked bool
 	trailer  http.Header
-
-	// What the handler ended with, if not by returning.
-	panicked any
+	panicked any // by the handler
 	stack    []byte
 	aborted  bool
 }
 
+// An outcome tells the client of a run what to do.
+type outcome struct {
+	then     step
+	page     *httpcache.Page // with servePage
+	stored   bool            // page is
+	err      error           // with giveUp
+	decision decision
+}
+
+// A step is what the client of a run does next.
+type step byte
+
 const (
-	// window is how far a private run's handler may be ahead of its client.
-	window = 64 << 10
-	// wakeAt is from how much on the client is told of what isn't flushed.
-	wakeAt = 4 << 10
+	readAlong step = iota // it reads the run
+	servePage             // it is answered from a page
+	lookAgain             // another key has its answer
+	runAlone              // it needs a run of its own
+	giveUp                // the run has failed
 )
 
 var (
 	errClientGone  = errors.New("middleware: the client has gone")
 	errRunTimedOut = errors.New("middleware: the run took longer than FetchTimeout")
 	errClosing     = errors.New("middleware: closed")
-	errOver        = errors.New("middleware: the handler has returned") // but something that it started goes on
+	errOver        = errors.New("middleware: the handler has returned")
+	errNotWhole    = errors.New("middleware: the handler's response ended before it was whole")
 )
 
-// start starts the handler. ctx has the values for its context, and nothing else
-// of it is used. While the run is shared only FetchTimeout and Close end it.
-func (c *call) start(ctx context.Context, nominated []string, stale *page) *run {
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	r := &run{
-		m: c.m, call: c, cancel: cancel, began: time.Now(), handlers: http.Header{}, expected: -1,
-		committed: make(chan struct{}), over: make(chan struct{}), ended: make(chan struct{}), wake: make(chan struct{}, 1),
-	}
-	r.space.L = &r.mu
-	r.req = c.asked.shared(ctx, nominated)
-	if stale != nil {
-		r.staleAsked = c.m.setConditions(r.req.Header, stale)
-	}
-	r.timer = time.AfterFunc(c.m.opts.FetchTimeout, r.timeUp)
-	c.adopt(r)
-	stop := context.AfterFunc(c.m.ctx, func() { cancel(errClosing) })
-	c.m.runs.Add(1)
-	go func() {
-		defer c.m.runs.Done()
-		defer cancel(nil)
-		defer stop()
-		defer r.timer.Stop()
-		r.serve(c.next)
-	}()
-	return r
+// take makes the run the owner of a turn.
+func (r *run) take(turn *guard.Turn[*httpcache.Page]) {
+	r.turn = turn
+	r.notOver = context.AfterFunc(turn.Context(), func() { r.turnOver(context.Cause(turn.Context())) })
 }
 
-// serve calls the handler, whatever becomes of it.
-func (r *run) serve(next http.Handler) {
+// turnOver is called when the turn ends without the run's doing: at FetchTimeout, with
+// Close, or when the lease is lost and no request waits.
+func (r *run) turnOver(why error) {
+	r.mu.Lock()
+	headless := r.status == 0
+	r.mu.Unlock()
+	switch {
+	case errors.Is(why, guard.ErrClosed):
+		r.publish(outcome{then: giveUp, err: why})
+		r.cancel(errClosing)
+	case headless && errors.Is(why, guard.ErrFetchTimeout):
+		r.publish(outcome{then: giveUp, err: why})
+		r.cancel(errRunTimedOut)
+	default:
+		r.goPrivate()
+		if !headless {
+			r.publish(outcome{then: readAlong})
+		}
+	}
+}
+
+// serve calls the handler. It recovers the handler's panic, and leaves its Goexit to end.
+func (r *run) serve() {
 	returned := false
 	defer func() {
-		p := recover()
-		if !returned {
-			r.mu.Lock()
-			r.aborted, r.panicked = true, p // nil: it called runtime.Goexit
-			if p != nil {
-				r.stack = debug.Stack()
-			}
-			r.mu.Unlock()
+		if returned {
+			return
 		}
-		r.end()
+		p := recover() // nil: the handler called runtime.Goexit
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.aborted = true; p != nil {
+			r.panicked, r.stack = p, debug.Stack()
+		}
 	}()
-	next.ServeHTTP(r, r.req.Clone(r.req.Context()))
+	r.next.ServeHTTP(r, r.req.Clone(r.req.Context()))
+	if r.req.Context().Err() == nil {
+		_ = r.commit(http.StatusOK)
+	}
 	returned = true
 }
 
-func (r *run) end() {
+// goAgain prepares another call of the handler, without conditions, if the 304 of the last
+// one was about another response.
+func (r *run) goAgain() bool {
+	if !r.goesAgain {
+		return false
+	}
+	r.goesAgain, r.asksStale, r.stale = false, false, nil
+	rfc9111.RemoveConditions(r.req.Header)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.req.Context().Err() != nil {
-		r.aborted = true // whatever it says: it was told to stop
-	}
-	if r.status == 0 && !r.aborted && !r.hijacked {
-		r.commit(http.StatusOK)
-	}
-	if r.expected > r.written && bodyAllowed(r.status) {
-		r.aborted = true
-	}
-	if !r.aborted && !r.hijacked {
-		r.trailer = r.trailers()
-	}
-	r.done = true
-	if r.status == 0 {
-		close(r.committed)
-	}
-	close(r.ended)
-	r.signal()
-	r.space.Broadcast()
+	r.status, r.handlers, r.expected = 0, http.Header{}, -1
+	return r.req.Context().Err() == nil && !r.aborted
 }
 
 // Header implements [http.ResponseWriter].
 func (r *run) Header() http.Header { return r.handlers }
 
-// WriteHeader implements [http.ResponseWriter]. Informational responses go to the
-// client at once.
+// WriteHeader implements [http.ResponseWriter]. Informational responses go to the client
+// at once.
 func (r *run) WriteHeader(status int) {
 	if status < 100 || status > 999 {
 		panic("middleware: invalid WriteHeader code " + strconv.Itoa(status))
 	}
 	if status < 200 && status != http.StatusSwitchingProtocols {
-		r.call.inform(r, status, r.handlers)
+		r.client.inform(status, r.handlers)
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.status == 0 && !r.hijacked && !r.done {
-		r.commit(status)
-	}
+	_ = r.commit(status)
 }
 
-// commit takes the header as it is now. r.mu is held.
-func (r *run) commit(status int) {
+// commit takes the header as it is now, if there is none yet, and decides. It returns an
+// error if the handler may not write any more.
+func (r *run) commit(status int) error {
+	r.mu.Lock()
+	switch {
+	case r.hijacked:
+		r.mu.Unlock()
+		return http.ErrHijacked
+	case r.done:
+		r.mu.Unlock()
+		return errOver
+	case r.status != 0:
+		r.mu.Unlock()
+		return nil
+	}
 	r.status, r.headerAt = status, time.Now()
-	r.header = canonical(r.handlers)
+	r.header = httpcache.CanonicalHeader(r.handlers)
 	for name := range r.header {
 		if strings.HasPrefix(name, http.TrailerPrefix) {
 			delete(r.header, name)
@@ -182,121 +214,69 @@ func (r *run) commit(status int) {
 			r.expected = n
 		}
 	}
-	close(r.committed)
-}
-
-// canonical is a header whose names are all spelled as the rules look for them. A
-// handler that writes to the map by itself may spell them otherwise, and net/http
-// sends that: a client takes set-cookie for Set-Cookie.
-func canonical(h http.Header) http.Header {
-	c := h.Clone()
-	for name, values := range h {
-		if name2 := http.CanonicalHeaderKey(name); name2 != name {
-			delete(c, name)
-			c[name2] = append(c[name2], values...)
-		}
-	}
-	return c
+	r.mu.Unlock()
+	r.decide()
+	return nil
 }
 
 // Write implements [http.ResponseWriter].
 func (r *run) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case r.hijacked:
-		return 0, http.ErrHijacked
-	case r.done:
-		return 0, errOver
-	case r.status == 0:
-		r.commit(http.StatusOK)
+	if err := r.commit(http.StatusOK); err != nil {
+		return 0, err
 	}
-	if !bodyAllowed(r.status) {
+	if !httpcache.BodyAllowed(r.status) {
 		return 0, http.ErrBodyNotAllowed
 	}
-	if r.expected >= 0 && r.written+int64(len(p)) > r.expected {
+	if !r.count(len(p)) {
 		return 0, http.ErrContentLength
 	}
-	if !r.isOver && !r.private && len(r.buf)+len(p) > r.m.opts.MaxBody {
-		r.isOver = true
-		close(r.over)
+	if !r.rec.Fits(len(p)) {
+		r.tooLarge()
 	}
-	for n := 0; ; {
-		part := p[n:]
-		if r.isOver || r.private {
-			if r.detached {
-				return n, errClientGone
-			}
-			room := window - (len(r.buf) - r.pos)
-			if room <= 0 {
-				r.signal()
-				r.space.Wait()
-				continue
-			}
-			part = part[:min(len(part), room)]
-		}
-		r.buf = append(r.buf, part...)
-		r.written += int64(len(part))
-		n += len(part)
-		if len(r.buf)-r.pos >= wakeAt {
-			r.signal()
-		}
-		if n == len(p) {
-			return n, nil
-		}
-	}
+	n, err := r.rec.Write(p)
+	r.count(n - len(p))
+	return n, err
 }
 
-// signal tells the client that there is more. r.mu is held.
-func (r *run) signal() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
+// count adds to the bytes that were written. It returns false if they are more than
+// Content-Length.
+func (r *run) count(n int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.expected >= 0 && r.written+int64(n) > r.expected {
+		return false
 	}
+	r.written += int64(n)
+	return true
 }
 
 // Flush implements [http.Flusher].
 func (r *run) Flush() { _ = r.FlushError() }
 
-// FlushError is what [http.ResponseController] calls.
+// FlushError is called by [http.ResponseController].
 func (r *run) FlushError() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case r.hijacked:
-		return http.ErrHijacked
-	case r.done:
-		return errOver
-	case r.status == 0:
-		r.commit(http.StatusOK)
+	if err := r.commit(http.StatusOK); err != nil {
+		return err
 	}
-	r.flushDue = true
-	r.signal()
-	if r.detached && (r.private || r.isOver) {
-		return errClientGone
-	}
-	return nil
+	return r.rec.Flush()
 }
 
-// SetReadDeadline and SetWriteDeadline are the client's connection's: they are
-// unknown to those who wait, and hold up nothing but that connection.
+// SetReadDeadline sets that of the client's connection, which holds up no other request.
 func (r *run) SetReadDeadline(t time.Time) error {
-	return r.call.control(r, func(c *http.ResponseController) error { return c.SetReadDeadline(t) })
+	return r.client.control(func(c *http.ResponseController) error { return c.SetReadDeadline(t) })
 }
 
-// SetWriteDeadline: see SetReadDeadline.
+// SetWriteDeadline sets that of the client's connection.
 func (r *run) SetWriteDeadline(t time.Time) error {
-	return r.call.control(r, func(c *http.ResponseController) error { return c.SetWriteDeadline(t) })
+	return r.client.control(func(c *http.ResponseController) error { return c.SetWriteDeadline(t) })
 }
 
-// EnableFullDuplex is what [http.ResponseController] calls: the run has no
-// request body, so it is so.
+// EnableFullDuplex is called by [http.ResponseController]: a run has no request body.
 func (r *run) EnableFullDuplex() error { return nil }
 
-// Hijack implements [http.Hijacker]: the connection is that of the run's client,
-// and the response nobody else's business.
+// Hijack implements [http.Hijacker]: the connection is that of the run's client.
 func (r *run) Hijack() (conn net.Conn, rw *bufio.ReadWriter, err error) {
-	err = r.call.control(r, func(c *http.ResponseController) error {
+	err = r.client.control(func(c *http.ResponseController) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.status != 0 || r.hijacked || r.done {
@@ -305,14 +285,93 @@ func (r *run) Hijack() (conn net.Conn, rw *bufio.ReadWriter, err error) {
 		if conn, rw, err = c.Hijack(); err != nil {
 			return err
 		}
-		r.hijacked, r.status = true, http.StatusSwitchingProtocols
-		close(r.committed)
+		r.hijacked, r.status, r.header = true, http.StatusSwitchingProtocols, http.Header{}
 		return nil
 	})
+	if err == nil {
+		r.decide()
+	}
 	return conn, rw, err
 }
 
-// trailers are the fields that the handler set for after the body. r.mu is held.
+// goPrivate leaves the run to its client alone. Without a client it is cancelled.
+func (r *run) goPrivate() {
+	r.mu.Lock()
+	r.private = r.private || !r.done
+	r.mu.Unlock()
+	if !r.rec.Pace() {
+		r.cancel(errClientGone)
+		return
+	}
+	context.AfterFunc(r.asked.Context(), func() { r.cancel(errClientGone) })
+}
+
+func (r *run) isPrivate() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.private
+}
+
+// detach is called when the client leaves: the run goes on for others, if it may.
+func (r *run) detach() {
+	r.client.leave()
+	if r.reader.Close() {
+		r.cancel(errClientGone)
+	}
+}
+
+// publish tells the client what to do. The first call counts.
+func (r *run) publish(o outcome) {
+	r.publishing.Do(func() {
+		r.out = o
+		close(r.ready)
+	})
+}
+
+// end ends the recording and the turn when the handler has returned.
+func (r *run) end() {
+	err := r.endResponse()
+	r.rec.End(err)
+	close(r.ended)
+	defer func() {
+		if p := recover(); p != nil { // Options.Tags panicked
+			r.fail(&panicError{p})
+		}
+	}()
+	switch {
+	case err != nil:
+		r.fail(err)
+	case r.recording:
+		r.store()
+	default:
+		r.publish(outcome{then: readAlong}) // it has gone private
+	}
+}
+
+// endResponse notes the end of the response. It returns an error if the response is not
+// whole.
+func (r *run) endResponse() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done = true
+	switch {
+	case r.req.Context().Err() != nil: // the handler was told to stop, whatever it says
+		r.aborted = true
+	case r.expected > r.written && httpcache.BodyAllowed(r.status) && !r.hijacked:
+		r.aborted = true
+	}
+	switch {
+	case r.aborted && r.panicked != nil && r.panicked != http.ErrAbortHandler:
+		return &panicError{r.panicked}
+	case r.aborted && !r.hijacked, r.status == 0:
+		return errNotWhole
+	case !r.hijacked:
+		r.trailer = r.trailers()
+	}
+	return nil
+}
+
+// trailers returns the fields that the handler set for after the body. r.mu is held.
 func (r *run) trailers() http.Header {
 	var t http.Header
 	add := func(name string, values []string) {
@@ -321,7 +380,7 @@ func (r *run) trailers() http.Header {
 		}
 		t[http.CanonicalHeaderKey(name)] = append([]string(nil), values...)
 	}
-	for name := range namesIn(r.header["Trailer"]) {
+	for name := range httpcache.NamesIn(r.header["Trailer"]) {
 		if values := r.handlers[name]; len(values) > 0 {
 			add(name, values)
 		}
@@ -334,86 +393,7 @@ func (r *run) trailers() http.Header {
 	return t
 }
 
-// goPrivate makes the run its client's alone. It answers whether there is a
-// client; if there is none the run is cancelled.
-func (r *run) goPrivate() {
-	r.timer.Stop()
-	r.mu.Lock()
-	if r.done {
-		r.mu.Unlock()
-		return // and what it wrote may be stored already
-	}
-	r.private = true
-	detached := r.detached
-	r.space.Broadcast()
-	r.mu.Unlock()
-	if detached {
-		r.cancel(errClientGone)
-		return
-	}
-	context.AfterFunc(r.call.asked.Context(), func() { r.cancel(errClientGone) })
-}
-
-// timeUp ends what is shared of a run that takes too long.
-func (r *run) timeUp() {
-	r.mu.Lock()
-	headless := r.status == 0
-	r.mu.Unlock()
-	if headless {
-		r.cancel(errRunTimedOut)
-		return
-	}
-	r.goPrivate()
-}
-
-// detach says that no client reads along any more.
-func (r *run) detach() {
-	r.mu.Lock()
-	r.detached = true
-	private := r.private || r.isOver
-	r.space.Broadcast()
-	r.mu.Unlock()
-	if private {
-		r.cancel(errClientGone)
-	}
-}
-
-// whole is the body of a run that has ended, if it is whole and was recorded from
-// its beginning.
-func (r *run) whole() (body []byte, trailer http.Header, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case r.aborted && r.panicked != nil && r.panicked != http.ErrAbortHandler:
-		return nil, nil, &panicError{r.panicked}
-	case r.aborted, !r.done, r.hijacked, r.private, r.isOver:
-		return nil, nil, errNotWhole
-	}
-	return r.buf[:len(r.buf):len(r.buf)], r.trailer, nil
-}
-
-// tooLarge reports whether the body is longer than is kept.
-func (r *run) tooLarge() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.isOver
-}
-
-// failure is why a run ended without a header.
-func (r *run) failure() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.panicked != nil && r.panicked != http.ErrAbortHandler {
-		return &panicError{r.panicked}
-	}
-	return errNotWhole
-}
-
-// A panicError is the handler's panic, on its way to those who wait.
+// A panicError is the handler's panic, for the requests that waited for its run.
 type panicError struct{ value any }
 
 func (e *panicError) Error() string { return "middleware: the handler panicked" }
-
-func bodyAllowed(status int) bool {
-	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
-}

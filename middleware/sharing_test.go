@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -100,7 +101,7 @@ func TestErrorsAreNeverStored(t *testing.T) {
 
 // pitfall 33: nobody gets what is somebody else's. Everything by which a client
 // may be told is tried, with and without what a handler may say of it.
-func TestPitfall33NobodyGetsSomebodyElsesPage(t *testing.T) {
+func TestPitfall33PagesStayWithTheirUsers(t *testing.T) {
 	who := func(r *http.Request) string {
 		if c, err := r.Cookie("user"); err == nil {
 			return c.Value
@@ -117,38 +118,40 @@ func TestPitfall33NobodyGetsSomebodyElsesPage(t *testing.T) {
 		for _, cc := range []string{"", "private", "no-store", "max-age=60", "private, max-age=60", "no-cache"} {
 			for _, setCookie := range []bool{false, true} {
 				t.Run(fmt.Sprintf("ttl %v, %q, Set-Cookie %v", ttl, cc, setCookie), func(t *testing.T) {
-					s := open(t, middleware.Options{TTL: ttl, StoreSetCookie: true}, func(w http.ResponseWriter, r *http.Request) {
-						if cc != "" {
-							w.Header().Set("Cache-Control", cc)
-						}
-						w.Header().Set("ETag", `"one for all"`)
-						if setCookie {
-							http.SetCookie(w, &http.Cookie{Name: "session", Value: who(r)})
-						}
-						time.Sleep(time.Millisecond) // so that others wait
-						fmt.Fprint(w, "page of ", who(r))
-					})
-					var wg sync.WaitGroup
-					for i := range 60 {
-						wg.Go(func() {
-							user := fmt.Sprint("u", i%20)
-							var g got
-							switch i % 3 {
-							case 0:
-								g = s.do("/", "Cookie: user="+user)
-							case 1:
-								g = s.do("/", "Authorization: "+basic(user))
-							default:
-								g = s.do("/", "X-Api-Key: "+user)
+					synctest.Test(t, func(t *testing.T) {
+						s := openInBubble(t, middleware.Options{TTL: ttl, StoreSetCookie: true}, func(w http.ResponseWriter, r *http.Request) {
+							if cc != "" {
+								w.Header().Set("Cache-Control", cc)
 							}
-							s.is(g, 200, "page of "+user)
-							if setCookie && !strings.HasPrefix(g.Header.Get("Set-Cookie"), "session="+user) {
-								t.Errorf("%s got %s", user, g.Header.Get("Set-Cookie"))
+							w.Header().Set("ETag", `"one for all"`)
+							if setCookie {
+								http.SetCookie(w, &http.Cookie{Name: "session", Value: who(r)})
 							}
+							time.Sleep(time.Millisecond) // so that others wait
+							fmt.Fprint(w, "page of ", who(r))
 						})
-					}
-					wg.Wait()
-					s.is(s.do("/"), 200, "page of nobody")
+						var wg sync.WaitGroup
+						for i := range 60 {
+							wg.Go(func() {
+								user := fmt.Sprint("u", i%20)
+								var g got
+								switch i % 3 {
+								case 0:
+									g = s.do("/", "Cookie: user="+user)
+								case 1:
+									g = s.do("/", "Authorization: "+basic(user))
+								default:
+									g = s.do("/", "X-Api-Key: "+user)
+								}
+								s.is(g, 200, "page of "+user)
+								if setCookie && !strings.HasPrefix(g.Header.Get("Set-Cookie"), "session="+user) {
+									t.Errorf("%s got %s", user, g.Header.Get("Set-Cookie"))
+								}
+							})
+						}
+						wg.Wait()
+						s.is(s.do("/"), 200, "page of nobody")
+					})
 				})
 			}
 		}
@@ -157,54 +160,58 @@ func TestPitfall33NobodyGetsSomebodyElsesPage(t *testing.T) {
 
 // pitfall 33: what has to be validated before each use is not for those who wait and
 // say who they are: a handler may tell them apart by that validation alone.
-func TestPitfall33WhatIsAlwaysValidatedIsNotSharedWithThoseWhoSayWhoTheyAre(t *testing.T) {
+func TestPitfall33CredentialedRequestsDoNotShareUnvalidatedPages(t *testing.T) {
 	const users = 10
 	for _, cc := range []string{
 		"max-age=0, must-revalidate", "no-cache, must-revalidate", "public, no-cache", "public, max-age=0, must-revalidate", "s-maxage=0", "s-maxage=x",
 	} {
 		for _, header := range []string{"Cookie", "Authorization"} {
 			t.Run(cc+", "+header, func(t *testing.T) {
-				s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
-					user := r.Header.Get(header)
-					w.Header().Set("Cache-Control", cc)
-					w.Header().Set("ETag", `"`+user+`"`)
-					time.Sleep(5 * time.Millisecond) // so that others wait
-					fmt.Fprint(w, user)
-				})
-				var wg sync.WaitGroup
-				for i := range users {
-					user := fmt.Sprint("u=", i)
-					wg.Go(func() {
-						s.is(s.do("/", header+": "+user), 200, user)
-						s.is(s.do("/", header+": "+user), 200, user)
+				synctest.Test(t, func(t *testing.T) {
+					s := openInBubble(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+						user := r.Header.Get(header)
+						w.Header().Set("Cache-Control", cc)
+						w.Header().Set("ETag", `"`+user+`"`)
+						time.Sleep(5 * time.Millisecond) // so that others wait
+						fmt.Fprint(w, user)
 					})
-				}
-				wg.Wait()
+					var wg sync.WaitGroup
+					for i := range users {
+						user := fmt.Sprint("u=", i)
+						wg.Go(func() {
+							s.is(s.do("/", header+": "+user), 200, user)
+							s.is(s.do("/", header+": "+user), 200, user)
+						})
+					}
+					wg.Wait()
+				})
 			})
 		}
 	}
 }
 
 // pitfall 33: nor is a failure, which may have somebody's page around it.
-func TestPitfall33FailuresAreNotSharedWithThoseWhoSayWhoTheyAre(t *testing.T) {
+func TestPitfall33CredentialedRequestsDoNotShareFailures(t *testing.T) {
 	const users = 10
 	for _, header := range []string{"Cookie", "Authorization"} {
 		for _, cc := range []string{"", "public"} {
 			t.Run(header+", "+cc, func(t *testing.T) {
-				s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
-					if cc != "" {
-						w.Header().Set("Cache-Control", cc)
+				synctest.Test(t, func(t *testing.T) {
+					s := openInBubble(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+						if cc != "" {
+							w.Header().Set("Cache-Control", cc)
+						}
+						time.Sleep(5 * time.Millisecond) // so that others wait
+						w.WriteHeader(http.StatusInternalServerError)
+						fmt.Fprint(w, r.Header.Get(header))
+					})
+					var wg sync.WaitGroup
+					for i := range users {
+						user := fmt.Sprint("u=", i)
+						wg.Go(func() { s.is(s.do("/", header+": "+user), http.StatusInternalServerError, user) })
 					}
-					time.Sleep(5 * time.Millisecond) // so that others wait
-					w.WriteHeader(http.StatusInternalServerError)
-					fmt.Fprint(w, r.Header.Get(header))
+					wg.Wait()
 				})
-				var wg sync.WaitGroup
-				for i := range users {
-					user := fmt.Sprint("u=", i)
-					wg.Go(func() { s.is(s.do("/", header+": "+user), http.StatusInternalServerError, user) })
-				}
-				wg.Wait()
 			})
 		}
 	}
@@ -303,7 +310,7 @@ func TestPitfall34PrivateResponsesRunSideBySide(t *testing.T) {
 }
 
 // pitfall 34: a marked page is shared again after the first answer that may be.
-func TestPitfall34MarkEndsWithTheFirstAnswerThatMayBeShared(t *testing.T) {
+func TestPitfall34MarkEndsWithASharedAnswer(t *testing.T) {
 	var open_ atomic.Bool
 	n := number()
 	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
@@ -367,7 +374,7 @@ func TestPitfall35VariantsAreCountedOneByOne(t *testing.T) {
 }
 
 // pitfall 35: a request doesn't wait for a variant that isn't its own.
-func TestPitfall35NobodyWaitsForAnotherVariant(t *testing.T) {
+func TestPitfall35VariantsDoNotWaitForEachOther(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
 	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
@@ -409,7 +416,7 @@ func TestVaryOnAHeaderThatWasWithheld(t *testing.T) {
 
 // Also of what nobody else may have, or varies on more than was known: its client sent
 // the header, and gets no response for those who don't.
-func TestVaryOnAHeaderThatWasWithheldFromAPrivateRun(t *testing.T) {
+func TestPrivateRunWithoutAVariedHeaderAnswersNotItsClient(t *testing.T) {
 	for name, says := range map[string]string{"no-store": "no-store", "of no use": "", "private": "private, max-age=60", "more": "max-age=60"} {
 		for _, who := range []string{"Accept: x", "Cookie: some=body"} {
 			s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
@@ -430,7 +437,7 @@ func TestVaryOnAHeaderThatWasWithheldFromAPrivateRun(t *testing.T) {
 }
 
 // Nor does a 304 that varies on more than the page did.
-func TestNotModifiedThatVariesOnAHeaderThatWasWithheld(t *testing.T) {
+func TestNotModifiedThatVariesOnAWithheldHeader(t *testing.T) {
 	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-cache")
 		w.Header().Set("ETag", `"`+r.Header.Get("Origin")+`"`)
@@ -474,7 +481,7 @@ func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
 
 // pitfall 36: a client can't have what a request without a header is answered stored
 // for those that have it, by naming the header in Connection.
-func TestPitfall36WhatConnectionNamesIsNoPartOfTheRequest(t *testing.T) {
+func TestPitfall36HopByHopFieldsAreNoPartOfTheRequest(t *testing.T) {
 	proxy := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Vary", "Accept-Language")
@@ -501,7 +508,7 @@ func TestPitfall36WhatConnectionNamesIsNoPartOfTheRequest(t *testing.T) {
 
 // pitfall 36: the many ways to write a request's target are the same to a shared
 // run, or have no part in one.
-func TestPitfall36SpellingsOfTheTargetDoNotReachSharedRuns(t *testing.T) {
+func TestPitfall36TargetSpellingsDoNotReachSharedRuns(t *testing.T) {
 	echo := func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%q %q %q %q %q", r.URL.Opaque, r.URL.Path, r.URL.RawPath, r.Host, r.RequestURI)
 	}
@@ -537,7 +544,7 @@ func TestPitfall36SpellingsOfTheTargetDoNotReachSharedRuns(t *testing.T) {
 }
 
 // What the values of a header are is not to be taken for the next one's name.
-func TestHeadersOfTheKeyDoNotRunIntoEachOther(t *testing.T) {
+func TestKeyHeadersDoNotRunIntoEachOther(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Headers: []string{"X-A", "X-B"}}, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Header["X-A"], r.Header["X-B"])
 	})
@@ -741,7 +748,7 @@ func TestSoftPurgeWhileAVariantIsFetched(t *testing.T) {
 
 // A page that is purged while variants of it are being stored is had again by those
 // who ask meanwhile.
-func TestPurgeWhileVariantsAreStoredFailsNobody(t *testing.T) {
+func TestPurgeWhileVariantsAreStoredFailsNoRequest(t *testing.T) {
 	s := open(t, middleware.Options{MaxVariants: 1000}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Vary", "Accept-Language")

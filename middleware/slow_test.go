@@ -1,10 +1,8 @@
 package middleware_test
 
 import (
-	"io"
 	"maps"
 	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,7 +14,7 @@ import (
 
 // The lifetime of what is made here counts from when its header is there: a handler that
 // takes longer is shared all the same, with those who wait and for as long as it is said.
-func TestHandlerThatIsSlowerThanItsLifetimeIsShared(t *testing.T) {
+func TestHandlerSlowerThanItsLifetimeIsShared(t *testing.T) {
 	for name, c := range map[string]struct {
 		o    middleware.Options
 		says http.Header
@@ -66,30 +64,6 @@ func TestResponseFromElsewhereAgesWhileItIsFetched(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestTransportSharesAnUpstreamThatIsSlowerThanItsTTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var calls atomic.Int32
-		tr := newTransport(t, newStore(t), func(o *middleware.TransportOptions) {
-			o.TTL = time.Second
-			o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
-				calls.Add(1)
-				time.Sleep(3 * time.Second)
-				return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("slow")), ContentLength: -1, Request: r}, nil
-			})
-		})
-		get := func() { ask(t, tr, "http://vendor.test/") }
-		atOnce(10, get)
-		time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
-		if get(); calls.Load() != 1 {
-			t.Errorf("%d calls for those who came within the TTL, want 1", calls.Load())
-		}
-		time.Sleep(time.Second/2 + time.Millisecond)
-		if get(); calls.Load() != 2 {
-			t.Errorf("%d calls after the TTL, want 2", calls.Load())
-		}
-	})
 }
 
 // atOnce calls f n times, and returns when all that follows from it is done.

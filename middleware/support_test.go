@@ -61,6 +61,18 @@ func open(t *testing.T, o middleware.Options, h http.HandlerFunc) *site {
 
 func openOn(t *testing.T, store cache.Store, o middleware.Options, h http.HandlerFunc) *site {
 	t.Helper()
+	return openAt(t, store, nil, o, h)
+}
+
+// openInBubble starts a site in a bubble, whose connections are in memory.
+func openInBubble(t *testing.T, o middleware.Options, h http.HandlerFunc) *site {
+	t.Helper()
+	t.Cleanup(func() { time.Sleep(time.Minute) }) // handlers return
+	return openAt(t, newStore(t), &pipes{conns: make(chan net.Conn), over: make(chan struct{})}, o, h)
+}
+
+func openAt(t *testing.T, store cache.Store, at *pipes, o middleware.Options, h http.HandlerFunc) *site {
+	t.Helper()
 	s := &site{T: t}
 	o.Observe = func(e middleware.Event) {
 		s.mu.Lock()
@@ -76,8 +88,15 @@ func openOn(t *testing.T, store cache.Store, o middleware.Options, h http.Handle
 		h(w, r)
 	})))
 	s.Config.ErrorLog = quietLog
+	if at != nil {
+		_ = s.Listener.Close()
+		s.Listener = at
+	}
 	s.Start()
 	s.client = s.Client()
+	if at != nil {
+		s.client.Transport.(*http.Transport).DialContext = at.dial
+	}
 	s.client.Transport.(*http.Transport).DisableCompression = true
 	s.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 2000
 	s.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -88,6 +107,43 @@ func openOn(t *testing.T, store cache.Store, o middleware.Options, h http.Handle
 	})
 	return s
 }
+
+// pipes is a listener whose connections are in memory.
+type pipes struct {
+	conns chan net.Conn
+	over  chan struct{}
+	once  sync.Once
+}
+
+func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	select {
+	case p.conns <- theirs:
+		return ours, nil
+	case <-p.over:
+	case <-ctx.Done():
+	}
+	return nil, net.ErrClosed
+}
+
+// Accept implements [net.Listener].
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.over:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements [net.Listener].
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.over) })
+	return nil
+}
+
+// Addr implements [net.Listener].
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80} }
 
 // A got is a response, read to its end.
 type got struct {

@@ -1,81 +1,96 @@
 package middleware
 
 import (
-	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"maps"
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/stampedeguard/stampede/internal/httpcache"
+	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// PurgeTag forgets all responses that carry one of the tags
-// ([Options.TagHeaders], [Options.Tags]), at a cost that doesn't depend on how
-// many they are. What it promises is what Purge does: a run that is under way
-// won't bring one back, and a request that starts after PurgeTag returned is not
-// answered with what was produced before.
-//
-// Errors: those of [guard.Guard.DeleteTag].
-func (m *Middleware) PurgeTag(ctx context.Context, tags ...string) error {
-	return m.guard.DeleteTag(ctx, tags...)
+// A tagger knows the tags of responses.
+type tagger struct {
+	headers []string
+	more    func(*http.Request, http.Header) []string // nil: none
+	own     int                                       // number of tags that the guard's policy adds
 }
 
-// SoftPurgeTag marks them stale instead: see SoftPurge. Of a page that varies it
-// may forget all variants. Errors: those of [guard.Guard.ExpireTag].
-func (m *Middleware) SoftPurgeTag(ctx context.Context, tags ...string) error {
-	return m.guard.ExpireTag(ctx, tags...)
-}
-
-// tagsOf are the tags of a response to the request of a run, each once.
-func (m *Middleware) tagsOf(r *http.Request, h http.Header) []string {
+// of returns the tags of a response to the request of a run, each once.
+func (t *tagger) of(r *http.Request, h http.Header) []string {
 	var tags []string
 	add := func(tag string) {
 		if tag != "" && !slices.Contains(tags, tag) {
 			tags = append(tags, tag)
 		}
 	}
-	for _, name := range m.opts.TagHeaders {
+	for _, name := range t.headers {
 		for _, line := range h.Values(name) {
 			for tag := range strings.FieldsFuncSeq(line, func(c rune) bool { return c == ',' || c == ' ' || c == '\t' }) {
 				add(tag)
 			}
 		}
 	}
-	if m.opts.Tags != nil {
-		for _, tag := range m.opts.Tags(r, h) {
+	if t.more != nil {
+		for _, tag := range t.more(r, h) {
 			add(tag)
 		}
 	}
 	return tags
 }
 
-// hidesTags reports whether the header of a response, as it is stored, lacks some of
-// the tags that the response carries: no-cache="Cache-Tag" keeps that field out, say.
-func (m *Middleware) hidesTags(r *http.Request, stored http.Header, tags []string) bool {
+// hides reports whether the stored header of a response lacks some of the tags that
+// the response carries: no-cache="Cache-Tag" keeps that field out, say.
+func (t *tagger) hides(r *http.Request, stored http.Header, tags []string) bool {
 	if len(tags) == 0 {
 		return false
 	}
-	told := m.tagsOf(r, stored)
+	told := t.of(r, stored)
 	return slices.ContainsFunc(tags, func(tag string) bool { return !slices.Contains(told, tag) })
 }
 
-// updated is a stored header with the fields of a 304 in place of its own. By it the
-// tags are known of a response that is still good: those that the 304 names replace
-// the stored ones of the same field, and a 304 without that field keeps them.
+// updated is a stored header with the fields of a 304 in place of its own. It tells the tags
+// of the response from now on: a 304 without a tag field keeps the stored tags of that
+// field.
 func updated(stored, by304 http.Header) http.Header {
 	h := stored.Clone()
 	maps.Copy(h, by304)
 	return h
 }
 
-// As package guard bounds them.
+// The bounds of package guard.
 const (
 	maxTags    = 16
 	maxTagSize = 256
 )
 
-// mayCarry reports whether a response can be stored with the tags: without one of
-// them it would outlive its purge.
-func (m *Middleware) mayCarry(tags []string) bool {
-	return len(tags) <= maxTags-m.ownTags &&
+// fit reports whether a response can be stored with the tags. Without one of them it
+// would outlive its purge.
+func (t *tagger) fit(tags []string) bool {
+	return len(tags) <= maxTags-t.own &&
 		!slices.ContainsFunc(tags, func(tag string) bool { return len(tag) > maxTagSize })
+}
+
+// setConditions asks the handler for a 304 if it can know the stale response. It does not
+// know an ETag that was made here, for whose sake it would ignore If-Modified-Since (RFC
+// 9110, 13.1.3). A response whose tags are not known from its header is fetched in full.
+func setConditions(h http.Header, stale *httpcache.Page, makesETag bool) bool {
+	if stale.HidesTags {
+		return false
+	}
+	about := stale.Header
+	if makesETag && about.Get("Etag") == madeETag(stale.Body) {
+		about = about.Clone()
+		delete(about, "Etag")
+	}
+	return rfc9111.SetConditions(h, about)
+}
+
+// madeETag is the ETag of a body whose handler gave it none.
+func madeETag(body []byte) string {
+	sum := sha256.Sum256(body)
+	return `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
 }

@@ -182,7 +182,7 @@ func TestValidationKeepsOrReplacesTags(t *testing.T) {
 }
 
 // A 304 may itself say that its tags are not to be stored. They count all the same.
-func TestTagsOfAValidationThatMayNotBeStored(t *testing.T) {
+func TestUnstorableTagsOfAValidationCount(t *testing.T) {
 	s := open(t, middleware.Options{TagHeaders: []string{"Cache-Tag"}}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", `"v"`)
 		w.Header().Set("Cache-Tag", "old")

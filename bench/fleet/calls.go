@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// keptFor is how long a child keeps to itself what a burst came to: to put it in
-// words would take processor time from processes whose callers still wait.
+// keptFor is how long a child keeps the figures of a burst to itself: to encode them
+// would take CPU time from processes with waiting callers.
 const keptFor = 50 * time.Millisecond
 
 // burst has all callers ready before they begin.
@@ -52,8 +52,8 @@ func (c *child) load(o Order) Event {
 	return Event{Calls: calls, Fetches: origin.fetches()}
 }
 
-// cancel is a burst whose first caller, the one that fetches, and one of the
-// callers that came after it give up.
+// cancel is a burst in which the first caller, which fetches, and one of the later
+// callers give up.
 func (c *child) cancel(o Order) (Event, error) {
 	origin := c.origin(o)
 	began := make(chan time.Time, 1)
@@ -96,8 +96,8 @@ func (c *child) cancel(o Order) (Event, error) {
 	return e, nil
 }
 
-// leaver starts a call and returns what ends its context, which gives how long
-// the call went on after that: 0 if it had returned before.
+// leaver starts a call and returns a function that ends its context. The function
+// returns how long the call went on after that: 0 if it had returned before.
 func (c *child) leaver(o Order, origin *origin) (leave func() <-chan time.Duration) {
 	ctx, cancel := deadline(o)
 	returned := make(chan time.Time, 1)

@@ -26,7 +26,7 @@ func IsChild() bool { return os.Getenv(childEnv) != "" }
 
 // RunChild carries out the orders on stdin until it is closed.
 func RunChild() {
-	// What clients have to say of broken connections is not news here.
+	// Clients' messages about broken connections are no news here.
 	log.SetOutput(io.Discard)
 	redis.SetLogger(silent{})
 	c := &child{out: bufio.NewWriter(os.Stdout)}
@@ -66,7 +66,7 @@ func (c *child) say(e Event) {
 	defer c.mu.Unlock()
 	_, _ = c.out.Write(append(line, '\n'))
 	if c.out.Flush() != nil {
-		os.Exit(1) // nobody listens any more
+		os.Exit(1) // the parent has gone
 	}
 }
 
@@ -107,7 +107,7 @@ type origin struct {
 	Origin
 	value     string
 	began     func(time.Time) // may be nil
-	countOnly bool            // there are too many to remember each
+	countOnly bool            // there are too many to keep
 	count     atomic.Int64
 
 	mu   sync.Mutex

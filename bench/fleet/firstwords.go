@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// firstWords keep the beginning of what a child says as it dies, which is where a
-// panic has its reason.
+// firstWords keep the beginning of a dying child's output, where a panic has its
+// reason.
 type firstWords struct {
 	mu   sync.Mutex
 	text strings.Builder

@@ -158,7 +158,7 @@ func (c *child) turn(ctx context.Context, workers []worker, pick func() func() s
 	return time.Since(start)
 }
 
-// picker returns what gives each worker its own source of keys.
+// picker returns a function that gives each worker its own source of keys.
 func (c *child) picker(o Order) func() func() string {
 	if o.Keys < 0 {
 		var n atomic.Int64

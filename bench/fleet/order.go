@@ -1,6 +1,6 @@
 // Package fleet runs systems in real child processes, which are this binary
-// started again, and tells them what to do: one JSON object a line, orders in,
-// events out.
+// started again, and gives them orders: one JSON object a line, orders in, events
+// out.
 package fleet
 
 import (
@@ -20,7 +20,7 @@ type Order struct {
 	Key      string        `json:",omitzero"`
 	Keys     int           `json:",omitzero"` // spread over so many keys, Key being a prefix
 	Zipf     bool          `json:",omitzero"` // draw them by Zipf's law instead of evenly
-	Read     bool          `json:",omitzero"` // Preset: and read each once, as some keep only what they have read
+	Read     bool          `json:",omitzero"` // Preset: and read each once, as some keep only values that they have read
 	Callers  int           `json:",omitzero"` // at once
 	Rate     int           `json:",omitzero"` // Load: calls a second, whether answered or not
 	For      time.Duration `json:",omitzero"` // Load, Loop: how long
@@ -34,10 +34,10 @@ type Order struct {
 	FirstLeaves, FollowerLeaves time.Duration `json:",omitzero"`
 }
 
-// A Verb says what an order is.
+// A Verb is the kind of an order.
 type Verb string
 
-// What a child can do.
+// The orders of a child.
 const (
 	Open   Verb = "open"   // the system, for all further orders
 	Burst  Verb = "burst"  // Callers call Get once each, all at once
@@ -49,7 +49,7 @@ const (
 	Usage  Verb = "usage"  // of CPU
 )
 
-// An Origin is what a fetch asks.
+// An Origin is the upstream of a fetch.
 type Origin struct {
 	Takes time.Duration `json:",omitzero"`
 	Fails bool          `json:",omitzero"`
@@ -58,7 +58,7 @@ type Origin struct {
 	Size  int    `json:",omitzero"`
 }
 
-// An Event is what a child says.
+// An Event is a child's answer or news.
 type Event struct {
 	Kind  string    // "fetch", "done", "error"
 	Text  string    `json:",omitzero"` // of an error

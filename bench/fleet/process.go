@@ -65,7 +65,7 @@ func (p *Process) read(stdout io.Reader) {
 		}
 		select {
 		case p.fetches <- e.At:
-		default: // nobody looks, and there are more than anybody wants to see
+		default: // no reader, and more than any reader needs
 		}
 	}
 }

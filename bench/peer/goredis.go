@@ -7,7 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The limit of what asks Redis: a GET and nothing else.
+// The limit of reads over go-redis: a GET and nothing else.
 func goRedis() System {
 	return System{
 		Name: "GET (go-redis)", Module: "github.com/redis/go-redis/v9", Limit: true,
@@ -38,7 +38,7 @@ func (c *bareGet) Get(ctx context.Context, key string, _ Fetch) (string, error) 
 func (c *bareGet) Delete(ctx context.Context, key string) error { return c.rdb.Del(ctx, key).Err() }
 func (c *bareGet) Close()                                       { _ = c.rdb.Close() }
 
-// What most programs do: GET; if that gives nothing, fetch and SET.
+// Cache-aside as in most programs: GET; if that gives nothing, fetch and SET.
 func naive() System {
 	return System{
 		Name: "naive", Module: "github.com/redis/go-redis/v9",

@@ -1,5 +1,5 @@
-// Package peer puts this library and what it is compared with behind one small
-// interface, each configured as its own documentation recommends.
+// Package peer puts this library and its peers behind one small interface, each
+// configured as its own documentation recommends.
 //
 // All hold strings, which every one of them stores without a codec, under the
 // same TTL, over clients with default options and so with pools of the same
@@ -36,12 +36,12 @@ type Options struct {
 // A System is one way to cache.
 type System struct {
 	Name   string
-	Module string // whose version the report gives
+	Module string // the report gives its version
 	Link   string // to the documentation that the configuration follows
-	Note   string // what to know when reading its figures
+	Note   string // for readers of its figures
 
 	Ours  bool // this library
-	Limit bool // a bare read that fetches and shares nothing: what is possible
+	Limit bool // a bare read that fetches and shares nothing: the limit
 	Near  bool // answers hits from the process's own memory
 	Fleet bool // means to fetch once for all processes, and not once for each
 
@@ -59,7 +59,7 @@ func All() []System {
 	}
 }
 
-// Missing are systems that were asked for and could not be had, and why.
+// Missing are systems that could not be built, and the reasons.
 var Missing = map[string]string{
 	"jetcache-go": "github.com/mgtv-tech/jetcache-go: no version of the module is served by the module proxy, so it is not built here. " +
 		"By its documentation it builds on go-redis/cache and shares, as that does, within the process (`Once`); no figure is claimed for it.",
@@ -90,5 +90,5 @@ func (s System) Version() string {
 	return ""
 }
 
-// client is what all systems on go-redis use: its defaults.
+// client is the client of all systems on go-redis, with its defaults.
 func client(o Options) *redis.Client { return redis.NewClient(&redis.Options{Addr: o.Addr}) }

@@ -10,7 +10,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
-// Each adapter fetches what is missing, keeps it, and forgets it when told.
+// Each adapter fetches a missing value, keeps it, and forgets it when told.
 func TestEachSystemFillsHitsAndDeletes(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	for _, s := range peer.All() {
@@ -31,7 +31,7 @@ func TestEachSystemFillsHitsAndDeletes(t *testing.T) {
 				t.Fatalf("of a cold key: %q, %v", got, err)
 			}
 			if got, err := c.Get(t.Context(), "k", fetch("second")); got != "first" || err != nil {
-				t.Fatalf("of a warm key: %q, %v; want what was stored", got, err)
+				t.Fatalf("of a warm key: %q, %v; want the stored value", got, err)
 			}
 			if err := c.Delete(t.Context(), "k"); err != nil {
 				t.Fatal(err)
@@ -49,7 +49,7 @@ func TestEachSystemFillsHitsAndDeletes(t *testing.T) {
 				}
 			case s.Name == "rockscache": // serves the deleted value once more, by design
 			case got != "third" || err != nil:
-				t.Fatalf("of a deleted key: %q, %v; want what was fetched anew", got, err)
+				t.Fatalf("of a deleted key: %q, %v; want the new value", got, err)
 			}
 		})
 	}

@@ -7,9 +7,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Its default options, but for the random part of the TTL, as all systems here
-// keep a value equally long. What it is given as expiry includes
-// Options.Delay, which it takes off: a value given 1 s would be kept for none.
+// Its default options, except the random part of the TTL: all systems here keep a
+// value equally long. The given expiry includes Options.Delay, which it subtracts: a
+// value with 1 s would not be kept at all.
 func rocksCache() System {
 	return System{
 		Name: "rockscache", Module: "github.com/dtm-labs/rockscache", Fleet: true,

@@ -7,7 +7,7 @@ import (
 	"github.com/redis/rueidis/rueidisaside"
 )
 
-// The limit of what asks Redis over rueidis: its pipelined Do.
+// The limit of reads over rueidis: its pipelined Do.
 func rueidisDo() System {
 	return System{
 		Name: "GET (rueidis)", Module: "github.com/redis/rueidis", Limit: true,
@@ -46,7 +46,7 @@ func rueidisAside() System {
 	return System{
 		Name: "rueidisaside", Module: "github.com/redis/rueidis/rueidisaside", Near: true, Fleet: true,
 		Link: "https://github.com/redis/rueidis/tree/main/rueidisaside#example",
-		Note: "hits come from rueidis's client-side cache, of 128 MiB for each connection by default, which 10,000 keys of 64 KiB don't all fit in; v1.0.77 deadlocks when all keys are flushed: its handler of that message sends a command on the connection whose reader it runs on",
+		Note: "hits come from rueidis's client-side cache, of 128 MiB for each connection by default, which 10,000 keys of 64 KiB don't all fit in; v1.0.77 deadlocks when all keys are flushed: its handler of that message sends a command on the connection, and runs on the reader of that connection",
 		Open: func(o Options) (Cache, error) {
 			c, err := rueidisaside.NewClient(rueidisaside.ClientOption{
 				ClientOption: rueidis.ClientOption{InitAddress: []string{o.Addr}},

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// Cache-aside whose callers in one process share a GET and a fetch, by Do with
-// the first caller's context, as most programs have it.
+// Cache-aside in which the callers of one process share a GET and a fetch, by Do
+// with the first caller's context, as in most programs.
 func singleFlight() System {
 	return System{
 		Name: "singleflight", Module: "golang.org/x/sync",

@@ -6,10 +6,10 @@ import (
 	"github.com/viccon/sturdyc"
 )
 
-// The README's capacity, shards and eviction, and its early refreshes, whose
-// times are for the user to choose by the TTL: from six to eight tenths of it,
-// and not again for half of it, as a shorter base of the retries would start a
-// second refresh while a slow first one runs.
+// The README's capacity, shards and eviction, and its early refreshes. The user
+// chooses their times by the TTL: from six to eight tenths of it, and not again for
+// half of it. A shorter base of the retries would start a second refresh while a
+// slow first one runs.
 // A caller waits for the refresh only when the TTL is over.
 func sturdyCache() System {
 	return System{

@@ -7,7 +7,7 @@ type Verdict struct {
 	Ours *Result
 	Mine float64
 
-	Best   *Result // nil if no peer did what was asked
+	Best   *Result // nil if no peer did the work
 	Theirs float64
 	Ratio  float64 // ours to theirs
 
@@ -20,7 +20,7 @@ type Verdict struct {
 // A Standing is how a row ended.
 type Standing string
 
-// Standings. Where each median is within the other's rounds, nobody has won.
+// Standings. Where each median is within the other's rounds, there is no winner.
 const (
 	First Standing = "first"
 	Tied  Standing = "tied"
@@ -77,7 +77,7 @@ func (r *Report) rival(m Metric, res *Result) bool {
 	return !s.Ours && (res.Rival || m.Open && !s.Limit)
 }
 
-// limit returns the ratio of a figure to what is possible.
+// limit returns the ratio of a figure to its limit.
 func (r *Report) limit(m Metric, c *Case, figure float64) (string, float64) {
 	if m.LimitValue > 0 {
 		return m.LimitName, figure / m.LimitValue

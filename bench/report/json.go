@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// ReadFile reads what WriteFile wrote.
+// ReadFile reads a file of WriteFile.
 func (r *Report) ReadFile(name string) error {
 	b, err := os.ReadFile(name)
 	if err != nil {

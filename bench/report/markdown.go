@@ -52,8 +52,8 @@ func (r *Report) head(b *strings.Builder) {
 
 func (r *Report) summary(b *strings.Builder) {
 	b.WriteString("## Summary\n\n" +
-		"The best peer is the best of those that did what was asked: in a stampede, those that fetched once; " +
-		"the tables below say who is left out and why. Where a peer wins, the row says so.\n\n" +
+		"The best peer is the best of the peers that did the work: in a stampede, those that fetched once. " +
+		"The tables below name the peers that are left out, and the reasons. Where a peer wins, the row says so.\n\n" +
 		"| workload | case | figure | stampede | best peer | ours : best peer | ours : limit | |\n" +
 		"|---|---|---|--:|--:|--:|--:|---|\n")
 	counts := map[Standing]int{}
@@ -85,7 +85,7 @@ func (r *Report) summary(b *strings.Builder) {
 	for _, s := range []Standing{First, Tied, Close, Alone, Loses} {
 		fmt.Fprintf(b, "%s: %d. ", s, counts[s])
 	}
-	b.WriteString("\n\n“Alone” means that no peer did what was asked; “within the spread”, that each median is among the other's rounds.\n\n")
+	b.WriteString("\n\n“Alone” means that no peer did the work; “within the spread”, that each median is among the other's rounds.\n\n")
 }
 
 func (r *Report) systems(b *strings.Builder) {
@@ -194,7 +194,7 @@ func (r *Report) growth(b *strings.Builder) {
 	if len(r.Growth) == 0 {
 		return
 	}
-	b.WriteString("## What a stampede costs each process\n\n" +
+	b.WriteString("## Cost of a stampede for each process\n\n" +
 		"This library alone: one cold key, a fetch of 130 ms, all processes at once. Each column but the last two is for one process: " +
 		"commands the server executed (those run by scripts are among them), bytes in both directions, CPU time.\n\n" +
 		"| processes | callers in each | commands | KiB | CPU ms | CPU µs a caller | fetches | last caller after the fetch, ms |\n" +

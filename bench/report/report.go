@@ -1,4 +1,4 @@
-// Package report holds what a run measured and draws it: JSON, Markdown, SVG.
+// Package report holds the figures of a run and draws them: JSON, Markdown, SVG.
 // The JSON is complete: the others can be drawn from it again.
 package report
 
@@ -11,7 +11,7 @@ import (
 type Report struct {
 	Env       Env
 	Systems   []System
-	Missing   map[string]string `json:",omitempty"` // systems that could not be had, and why
+	Missing   map[string]string `json:",omitempty"` // systems that could not be built, and why
 	Workloads []*Workload
 	Growth    []Growth `json:",omitempty"`
 }
@@ -27,7 +27,7 @@ type Env struct {
 	Quick       bool `json:",omitzero"`
 	Took        time.Duration
 	// LoadBefore is the machine's load average over a minute when the run began:
-	// what others were doing at the time, and not this run.
+	// the load of other work, and not of this run.
 	LoadBefore float64
 	// Again are the workloads that were measured again by themselves since.
 	Again []Again `json:",omitempty"`
@@ -51,7 +51,7 @@ func (e *Env) Remeasured(workloads []string, later Env) {
 	}
 }
 
-// System is what was measured.
+// A System is one of the measured systems.
 type System struct {
 	Name, Version, Link, Note string
 	Ours, Limit, Near, Fleet  bool
@@ -64,7 +64,7 @@ type Workload struct {
 	Cases              []*Case
 }
 
-// A Metric is what a workload measures.
+// A Metric is one kind of figure of a workload.
 type Metric struct {
 	Name, Unit string
 	Better     Direction `json:",omitzero"` // Neither: told, not judged
@@ -72,17 +72,17 @@ type Metric struct {
 	Headline bool `json:",omitzero"`
 	// Open metrics are compared with all peers, and not only with the rivals.
 	Open bool `json:",omitzero"`
-	// Floor is what makes no difference to anybody: figures no further apart
-	// count as equal.
+	// Floor is a difference without importance: figures no further apart count as
+	// equal.
 	Floor float64 `json:",omitzero"`
-	// Limit is the system whose figure is the limit of this one; or LimitValue
-	// is the limit, called LimitName.
+	// Limit is the system that gives the limit of this figure; or LimitValue is the
+	// limit, called LimitName.
 	Limit      string  `json:",omitzero"`
 	LimitValue float64 `json:",omitzero"`
 	LimitName  string  `json:",omitzero"`
 }
 
-// A Direction says which figures are good.
+// A Direction tells the better figures.
 type Direction int
 
 // Directions.
@@ -98,13 +98,13 @@ type Case struct {
 	Results []*Result
 }
 
-// A Result is what one system did in one case.
+// A Result is the figures of one system in one case.
 type Result struct {
 	System  string
 	Figures map[string]*Figure `json:",omitempty"`
 	Failed  []string           `json:",omitempty"` // of its rounds, why
-	// Rival says that the system did what was asked, so that its figures are
-	// compared with ours. Why not, if not.
+	// Rival reports whether the system did the work, so that its figures are
+	// compared with ours. WhyNot tells the reason if it did not.
 	Rival  bool   `json:",omitzero"`
 	WhyNot string `json:",omitzero"`
 }
@@ -137,8 +137,8 @@ func Median(samples []float64) float64 {
 	return (s[n/2-1] + s[n/2]) / 2
 }
 
-// Growth is what the stampede costs each process of this library, by the
-// number of processes and of callers in each.
+// Growth is the cost of a stampede for each process of this library, by the number
+// of processes and of callers in each.
 type Growth struct {
 	Procs, Callers int
 	// For each process: commands the server executed, those run by scripts

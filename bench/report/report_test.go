@@ -73,7 +73,7 @@ func TestCompareNamesTheBestRival(t *testing.T) {
 	}
 }
 
-func TestMarkdownSaysWhereAPeerWinsAndWhatIsMissing(t *testing.T) {
+func TestMarkdownNamesLossesAndGaps(t *testing.T) {
 	var b strings.Builder
 	if err := load(t).Markdown(&b); err != nil {
 		t.Fatal(err)
@@ -96,8 +96,8 @@ func TestMarkdownSaysWhereAPeerWinsAndWhatIsMissing(t *testing.T) {
 	}
 }
 
-// What is measured again by itself doesn't pass for a part of the run that it is put into.
-func TestMarkdownSaysWhatWasMeasuredAgain(t *testing.T) {
+// A workload that was measured again by itself is marked as such in the merged run.
+func TestMarkdownNamesRepeatedMeasurements(t *testing.T) {
 	r := load(t)
 	before := r.Env
 	for _, later := range []report.Env{{Date: "2030-01-01", Rounds: 1}, {Date: "2030-01-02", Rounds: 3, Go: "go9", Redis: "9.0", LoadBefore: 2.5}} {
@@ -116,7 +116,7 @@ func TestMarkdownSaysWhatWasMeasuredAgain(t *testing.T) {
 	}
 }
 
-func TestSVGIsWellFormedAndHasTheFigures(t *testing.T) {
+func TestSVGIsWellFormed(t *testing.T) {
 	r := load(t)
 	r.Workloads[0].Name, r.Workloads[0].Cases[0].Name = "stampede", "8 × 1000"
 	var b strings.Builder

@@ -15,7 +15,7 @@ func cancelled() *Workload {
 		Spec: report.Workload{
 			Name: "cancelled", Title: "First caller cancels",
 			About: "A fetch of 300 ms with 20 callers waiting in its process and 20 in another. 100 ms into it the first caller's context is cancelled, " +
-				"at 150 ms that of a caller that waits. Failing are callers whose own context was fine.",
+				"at 150 ms the context of a waiter. Failing are callers with contexts that had not ended.",
 			Metrics: []report.Metric{
 				{Name: "others failing", Better: report.Lower, Headline: true, Open: true},
 				{Name: "fetches", Better: report.Lower, Headline: true, LimitValue: 1, LimitName: "one"},
@@ -28,7 +28,7 @@ func cancelled() *Workload {
 		Run:   runCancelled,
 		Rival: func(_ peer.System, r *report.Result) (bool, string) {
 			f := r.Figures["others failing"]
-			return f != nil && f.Median() == 0, "callers fail whose context was fine"
+			return f != nil && f.Median() == 0, "callers fail without a cancelled context"
 		},
 	}
 }

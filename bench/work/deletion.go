@@ -64,7 +64,7 @@ func runDeletion(ctx context.Context, b *Bench, s peer.System, kase string, chan
 	return nil
 }
 
-// ask gets the key and returns 100 if what it gets is the old value, else 0.
+// ask gets the key and returns 100 if it gets the old value, else 0.
 func ask(ctx context.Context, p *fleet.Process, value string) (float64, error) {
 	e, err := p.Do(ctx, fleet.Order{Do: fleet.Burst, Key: "deleted", Callers: 1, Deadline: 10 * time.Second, Fetch: fleet.Origin{Value: value}})
 	if err != nil {
@@ -90,7 +90,7 @@ func deleteMidFetch(ctx context.Context, f fleet.Fleet) (int, error) {
 	select {
 	case <-f[0].Fetches():
 	case <-ctx.Done():
-		return 0, errors.New("nobody fetched")
+		return 0, errors.New("no process fetched")
 	}
 	time.Sleep(100 * time.Millisecond)
 	if _, err := f[1].Do(ctx, fleet.Order{Do: fleet.Delete, Key: "deleted", Deadline: 10 * time.Second}); err != nil {
@@ -105,7 +105,7 @@ func deleteMidFetch(ctx context.Context, f fleet.Fleet) (int, error) {
 
 func deleteStored(ctx context.Context, f fleet.Fleet) (int, error) {
 	for _, p := range f {
-		for range 3 { // so that what keeps hot values in memory has reason to
+		for range 3 { // so that systems that keep hot values in memory do
 			if _, err := ask(ctx, p, oldValue); err != nil {
 				return 0, err
 			}

@@ -18,9 +18,9 @@ func expiry() *Workload {
 	return &Workload{
 		Spec: report.Workload{
 			Name: "expiry", Title: "Expiry of a hot key under load",
-			About: "4 processes × 100 calls a second of one key with a TTL of 1 s, whose fetch takes 200 ms. " +
+			About: "4 processes × 100 calls a second of one key with a TTL of 1 s; the fetch takes 200 ms. " +
 				"A call is blocked if it takes more than 100 ms. The first TTL, in which the key is cold, doesn't count. " +
-				"On fetches, the rivals are those that block fewer than 1 % of calls.",
+				"On fetches, the rivals are the systems that block fewer than 1 % of calls.",
 			Metrics: []report.Metric{
 				{Name: "blocked", Unit: "% of calls", Better: report.Lower, Headline: true, Open: true, Floor: 0.1},
 				{Name: "fetches a TTL", Better: report.Lower, Headline: true, LimitValue: 1, LimitName: "one"},

@@ -15,7 +15,7 @@ func failing() *Workload {
 	return &Workload{
 		Spec: report.Workload{
 			Name: "failing", Title: "Failing fetch",
-			About: "4 processes × 10 callers of one cold key whose fetch fails after 130 ms. " +
+			About: "4 processes × 10 callers of one cold key; the fetch fails after 130 ms. " +
 				"“Last caller” is when the last of them had the error, from the end of the first fetch.",
 			Metrics: []report.Metric{
 				{Name: "fetches", Better: report.Lower, Headline: true, Open: true, LimitValue: 1, LimitName: "one"},
@@ -39,7 +39,7 @@ func failing() *Workload {
 			}
 			fetches := fleet.Fetches(events)
 			if len(fetches) == 0 {
-				return errors.New("nobody fetched")
+				return errors.New("no process fetched")
 			}
 			emit("", "fetches", float64(len(fetches)))
 			emit("", "last caller", ms(max(0, lastReturn(fleet.Calls(events)).Sub(firstEnd(fetches)))))

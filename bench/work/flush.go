@@ -15,8 +15,8 @@ func flush() *Workload {
 	return &Workload{
 		Spec: report.Workload{
 			Name: "flush", Title: "FLUSHALL under load",
-			About: "4 processes × 200 calls a second, spread over 5 warm keys whose fetch takes 50 ms. After a second all keys are flushed. " +
-				"Counted is what follows in the second after that. Who hits in memory for the rest of that second needs no fetch.",
+			About: "4 processes × 200 calls a second, spread over 5 warm keys; the fetch takes 50 ms. After a second all keys are flushed. " +
+				"The figures are of the second after that. A system with hits in memory for the rest of that second needs no fetch.",
 			Metrics: []report.Metric{
 				{Name: "fetches a key", Better: report.Lower, Headline: true, LimitValue: 1, LimitName: "one"},
 				{Name: "failed calls", Unit: "%", Better: report.Lower, Headline: true, Open: true},

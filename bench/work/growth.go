@@ -10,7 +10,7 @@ import (
 	"github.com/stampedeguard/stampede/bench/report"
 )
 
-// Growth measures what the stampede costs each process of this library, by the
+// Growth measures the cost of a stampede for each process of this library, by the
 // number of processes and of callers.
 func Growth(ctx context.Context, b *Bench, rounds int) ([]report.Growth, error) {
 	s, err := peer.Named("stampede")
@@ -47,7 +47,7 @@ func growthOf(ctx context.Context, b *Bench, s peer.System, rows []report.Growth
 		return err
 	}
 	defer f.Stop()
-	time.Sleep(tidied) // what making the connections put off
+	time.Sleep(tidied) // work that was put off when the connections were made
 	for i := range rows {
 		row := &rows[i]
 		before, err := f.Do(ctx, fleet.Order{Do: fleet.Usage})

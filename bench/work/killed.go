@@ -33,7 +33,7 @@ func killed() *Workload {
 		},
 		Rival: func(s peer.System, r *report.Result) (bool, string) {
 			if !s.Fleet {
-				return false, "each process fetches for itself, so nobody waits for the dead"
+				return false, "each process fetches for itself, so no process waits for the dead"
 			}
 			f := r.Figures["failed calls"]
 			return f != nil && f.Median() == 0, "calls fail"
@@ -69,7 +69,7 @@ func runKilled(ctx context.Context, b *Bench, s peer.System, takes time.Duration
 	select {
 	case victim = <-first:
 	case <-ctx.Done():
-		return errors.New("nobody fetched")
+		return errors.New("no process fetched")
 	}
 	time.Sleep(200 * time.Millisecond)
 	died := f[victim].Kill()

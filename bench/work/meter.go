@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A meter counts what the server does between two looks at it.
+// A meter counts the server's work between two looks at it.
 type meter struct {
 	client   *redis.Client
 	commands float64

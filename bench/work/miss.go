@@ -9,12 +9,12 @@ import (
 	"github.com/stampedeguard/stampede/bench/report"
 )
 
-// Keys that nobody has asked for before.
+// Keys that no caller has asked for before.
 func miss() *Workload {
 	return &Workload{
 		Spec: report.Workload{
 			Name: "miss", Title: "Miss",
-			About: "One process; each call is of a key of its own, whose fetch takes no time: what it costs to find nothing and to store 1 KiB. " +
+			About: "One process; each call is of a key of its own, and the fetch takes no time: the cost of finding nothing and storing 1 KiB. " +
 				"The limit is naive cache-aside, GET and SET, which protects from nothing.",
 			Metrics: []report.Metric{
 				{Name: "calls a second", Better: report.Higher, Headline: true, Limit: "naive"},

@@ -13,14 +13,14 @@ import (
 
 const fetchTakes = 130 * time.Millisecond
 
-// A cold key that everybody wants at once.
+// A cold key that all callers want at once.
 func stampede() *Workload {
 	return &Workload{
 		Spec: report.Workload{
 			Name: "stampede", Title: "Stampede",
 			About: "One cold key, asked for by all callers of all processes at once; the fetch takes 130 ms; 1 KiB. " +
 				"“Last caller” is when the last of all callers in all processes had the value, from the end of the first fetch. " +
-				"Commands are all that the server executed until half a second after, but for PING: a script counts as itself and as what it runs.",
+				"Commands are all commands that the server executed until half a second after, without PING: a script counts, and so do its commands.",
 			Metrics: []report.Metric{
 				{Name: "fetches", Better: report.Lower, Headline: true, Open: true, LimitValue: 1, LimitName: "one"},
 				{Name: "last caller", Unit: "ms", Better: report.Lower, Headline: true, LimitValue: ms(fetchTakes), LimitName: "fetch"},
@@ -61,7 +61,7 @@ func stampedeOf(ctx context.Context, b *Bench, s peer.System, procs int, callers
 		return err
 	}
 	defer f.Stop()
-	time.Sleep(tidied) // what making the connections put off
+	time.Sleep(tidied) // work that was put off when the connections were made
 	for _, n := range callers {
 		r, err := rush(ctx, b, f, n)
 		if err != nil {
@@ -77,8 +77,8 @@ func stampedeOf(ctx context.Context, b *Bench, s peer.System, procs int, callers
 	return nil
 }
 
-// tidied is when systems have sent what they put off until nobody waits: ours
-// leaves a channel within 0.4 s.
+// tidied is when systems have sent the commands that they put off until no caller
+// waits: ours leaves a channel within 0.4 s.
 const tidied = 500 * time.Millisecond
 
 // A rushed key's cost.
@@ -108,7 +108,7 @@ func rush(ctx context.Context, b *Bench, f fleet.Fleet, callers int) (rushed, er
 	}
 	fetches, calls := fleet.Fetches(events), fleet.Calls(events)
 	if len(fetches) == 0 {
-		return r, errors.New("nobody fetched")
+		return r, errors.New("no process fetched")
 	}
 	r.fetches, r.failed = len(fetches), failed(calls)
 	r.overhead = max(0, lastReturn(calls).Sub(firstEnd(fetches)))

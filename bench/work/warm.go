@@ -44,8 +44,8 @@ func warmNear() *Workload {
 		Spec: report.Workload{
 			Name: "near", Title: "Warm key, kept in the process",
 			About: "The same with systems that keep values in the process, beside a GET. " +
-				"go-redis/cache's local cache and sturdyc's hear of no change elsewhere, and may serve what was deleted until their TTL ends; " +
-				"ours and rueidis's are told of changes. The best peer is the best of those that are told; the others' rows show what that costs. " +
+				"go-redis/cache's local cache and sturdyc's hear of no change elsewhere, and may serve deleted values until their TTL ends; " +
+				"ours and rueidis's are told of changes. The best peer is the best of those that are told; the others' rows show the cost of that. " +
 				"10000 keys of 64 KiB are 640 MB: ours, bounded by entries, keeps them all; rueidis's, by 128 MiB for each connection, doesn't, " +
 				"so there its figure is mostly that of reads from Redis.",
 			Metrics: warmMetrics,
@@ -64,8 +64,8 @@ func warmNear() *Workload {
 }
 
 // warmRun runs the cases. With read each key has been read once before anything is
-// timed, so that who keeps in the process what it has read, and not what it has
-// stored, has it too.
+// timed, so that systems that keep read values in the process, and not stored ones,
+// have it too.
 func warmRun(read bool) func(context.Context, *Bench, peer.System, Emit) error {
 	return func(ctx context.Context, b *Bench, s peer.System, emit Emit) error {
 		sets := []struct{ size, keys int }{{1 << 10, 1}, {1 << 10, 10_000}, {64 << 10, 1}, {64 << 10, 10_000}}
@@ -114,11 +114,11 @@ func warmOf(ctx context.Context, b *Bench, s peer.System, size, keys int, read b
 	return nil
 }
 
-func plural(n int, what string) string {
+func plural(n int, noun string) string {
 	if n == 1 {
-		return "one " + what
+		return "one " + noun
 	}
-	return strings.TrimSpace(fmt.Sprintf("%d %ss", n, what))
+	return strings.TrimSpace(fmt.Sprintf("%d %ss", n, noun))
 }
 
 func emitLoop(emit Emit, kase string, l fleet.LoopResult) error {

@@ -1,5 +1,4 @@
-// Package work is the workloads: what systems are put to, and what of it is
-// measured.
+// Package work holds the workloads: the work of the systems, and its figures.
 package work
 
 import (
@@ -29,9 +28,9 @@ type Workload struct {
 	Rounds int                    // at most; 0 is as many as asked for
 	Limit  time.Duration          // of a turn: a peer that hangs costs no more
 	Takes  func(peer.System) bool // which systems can do it
-	// Run emits what it measures. It may have emitted some when it fails.
+	// Run emits its figures. It may have emitted some when it fails.
 	Run func(ctx context.Context, b *Bench, s peer.System, emit Emit) error
-	// Rival says whether a peer did what was asked, and if not, why.
+	// Rival reports whether a peer did the work, and if not, the reason.
 	Rival func(s peer.System, r *report.Result) (bool, string)
 }
 

@@ -82,13 +82,13 @@ func run(ctx context.Context, listen, redisURL string) error {
 
 var runs atomic.Int64
 
-// report is expensive, and the same for everybody. It says nothing about caching.
+// report is expensive, and the same for all clients. It sets no Cache-Control.
 func report(c echo.Context) error {
 	time.Sleep(500 * time.Millisecond)
 	return c.String(http.StatusOK, fmt.Sprintf("report, run %d of process %d\n", runs.Add(1), os.Getpid()))
 }
 
-// me is somebody's own page, and says so.
+// me is a user's own page, and is private.
 func me(c echo.Context) error {
 	user, _, _ := c.Request().BasicAuth()
 	c.Response().Header().Set("Cache-Control", "private")

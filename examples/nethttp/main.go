@@ -79,13 +79,13 @@ func run(ctx context.Context, listen, redisURL string) error {
 
 var runs atomic.Int64
 
-// report is expensive, and the same for everybody. It says nothing about caching.
+// report is expensive, and the same for all clients. It sets no Cache-Control.
 func report(w http.ResponseWriter, r *http.Request) {
 	time.Sleep(500 * time.Millisecond)
 	fmt.Fprintf(w, "report, run %d of process %d\n", runs.Add(1), os.Getpid())
 }
 
-// me is somebody's own page, and says so.
+// me is a user's own page, and is private.
 func me(w http.ResponseWriter, r *http.Request) {
 	user, _, _ := r.BasicAuth()
 	w.Header().Set("Cache-Control", "private")

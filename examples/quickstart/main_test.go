@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestSecondCallFindsWhatTheFirstFetched(t *testing.T) {
+func TestSecondCallFindsTheFirstValue(t *testing.T) {
 	cmd := exec.Command("go", "run", ".")
 	cmd.Env = append(os.Environ(), "REDIS_URL=")
 	out, err := cmd.CombinedOutput()
@@ -15,7 +15,7 @@ func TestSecondCallFindsWhatTheFirstFetched(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	if len(lines) != 2 || !strings.Contains(lines[0], "from fetched") || !strings.Contains(lines[1], "from redis") {
+	if len(lines) != 2 || !strings.Contains(lines[0], "from fetched") || !strings.Contains(lines[1], "from store") {
 		t.Errorf("it printed\n%s", out)
 	}
 }

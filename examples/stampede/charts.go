@@ -35,11 +35,11 @@ type chart struct {
 	top      float64 // of the y axis, which starts at 0
 	labels   int     // on the y axis
 	yLabel   func(v float64) string
-	describe string // for those who can't see it
+	describe string // for readers without sight
 }
 
-// styles are what may stand for a colour: the n-th is drawn as rgb(n+1,2,3),
-// which becomes the CSS that follows.
+// styles stand for colours: the n-th is drawn as rgb(n+1,2,3), and then replaced by
+// its CSS.
 var styles = []struct{ name, css string }{
 	{modeNone, "var(--none)"},
 	{modeSingleflight, "var(--singleflight);stroke-dasharray:7 4"},

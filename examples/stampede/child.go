@@ -64,7 +64,7 @@ func (c *child) send(m message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.out.Encode(m) != nil {
-		os.Exit(1) // nobody is listening
+		os.Exit(1) // the parent has gone
 	}
 }
 
@@ -145,8 +145,8 @@ func (c *child) ask(ctx context.Context, path string) (string, error) {
 	return string(body), err
 }
 
-// stampede lets all callers loose at start and waits for them. Their latency
-// counts from start for all, whenever the scheduler got round to one.
+// stampede starts all callers at the given time and waits for them. Latencies count
+// from that time, whenever the scheduler ran a caller.
 func (c *child) stampede(mode mode, start time.Time) *result {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Until(start)+c.job.Timeout)
 	defer cancel()

@@ -6,7 +6,7 @@ var Percentile = percentile
 
 func TickOf(span time.Duration, n int) time.Duration { return tickOf(span, n) }
 
-// Commands returns the names of the commands in what was written, in pieces.
+// Commands returns the names of the commands in the bytes written, in pieces.
 func Commands(pieces ...string) []string {
 	var names []string
 	p := commandParser{command: func(name string) { names = append(names, name) }}

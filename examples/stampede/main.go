@@ -1,5 +1,5 @@
-// Command stampede shows what a cold key does to an origin: real processes,
-// each with many callers, ask for the same key at the same instant, without any
+// Command stampede shows the effect of a cold key on an origin. Real processes,
+// each with many callers, ask for the same key at the same instant: without any
 // protection, with a singleflight in each process, and with a guard. Then the
 // fetching process is killed, and then the origin fails.
 //
@@ -22,7 +22,7 @@ import (
 	"time"
 )
 
-// A config is what the command line says.
+// A config holds the flags of the command line.
 type config struct {
 	procs    int
 	callers  int
@@ -121,7 +121,7 @@ func run(ctx context.Context, c config, p *progress) ([]*outcome, error) {
 	return outcomes, nil
 }
 
-// report writes what was asked for.
+// report writes the table, the page or JSON, by the flags.
 func report(c config, outcomes []*outcome) error {
 	rows := rowsOf(outcomes)
 	if c.html != "" {
@@ -135,7 +135,7 @@ func report(c config, outcomes []*outcome) error {
 	return writeText(os.Stdout, c, outcomes, rows, colourful(os.Stdout))
 }
 
-// promise returns what the guard did not keep.
+// promise returns the promises that the guard did not keep.
 func promise(outcomes []*outcome) error {
 	var errs []error
 	for _, o := range outcomes {

@@ -28,7 +28,7 @@ const (
 	msgFailed   = "failed"
 )
 
-// A job is what a child is to do.
+// A job is the work of a child.
 type job struct {
 	Proc      int           `json:"proc"`
 	Mode      string        `json:"mode"`
@@ -39,15 +39,15 @@ type job struct {
 	Timeout   time.Duration `json:"timeout"`   // of the callers
 }
 
-// A result is what became of a child's callers.
+// A result tells the answers of a child's callers.
 type result struct {
 	Answers       []answer `json:"answers"`
 	RedisCommands int64    `json:"redis_commands"`
 	FirstError    string   `json:"first_error"`
-	Notes         []string `json:"notes"` // what makes the figures doubtful
+	Notes         []string `json:"notes"` // events that make the figures doubtful
 }
 
-// An answer is what one caller got.
+// An answer is that of one caller.
 type answer struct {
 	After  time.Duration `json:"after"` // since the common start
 	Fetch  int           `json:"fetch"` // which fetch served it; 0 if none did

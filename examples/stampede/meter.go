@@ -12,8 +12,8 @@ import (
 // A meter counts the commands that a client writes to its connections. It
 // counts on the wire and not by a hook of the client, as a hook doesn't see
 // subscriptions: pipelined commands count one each, and so do SUBSCRIBE,
-// UNSUBSCRIBE and PING. A script counts as one command. What merely sets up a
-// connection (HELLO, CLIENT, AUTH, SELECT) is left out.
+// UNSUBSCRIBE and PING. A script counts as one command. Commands that set up a
+// connection (HELLO, CLIENT, AUTH, SELECT) are left out.
 type meter struct{ commands atomic.Int64 }
 
 // attach makes the client's connections report to the meter.
@@ -49,7 +49,7 @@ func (c *meteredConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// A commandParser finds the commands in what a client writes: arrays of bulk
+// A commandParser finds the commands in a client's bytes: arrays of bulk
 // strings (https://redis.io/docs/latest/develop/reference/protocol-spec/), cut
 // anywhere.
 type commandParser struct {

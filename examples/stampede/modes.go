@@ -28,7 +28,7 @@ type fetchFunc func(ctx context.Context) (string, error)
 // A mode is a way to read through a cache.
 type mode interface {
 	get(ctx context.Context, key string, fetch fetchFunc) (string, error)
-	// close ends it and returns what makes its figures doubtful.
+	// close ends it and returns the events that make its figures doubtful.
 	close() []string
 }
 
@@ -78,7 +78,7 @@ func (f *flights) get(ctx context.Context, key string, fetch fetchFunc) (string,
 	return v.(string), nil
 }
 
-// guarded is what this module is for.
+// guarded uses this library.
 type guarded struct {
 	store  *cache.Redis
 	values *guard.Guard[string]
@@ -113,7 +113,7 @@ func (g *guarded) close() []string {
 	return g.notes
 }
 
-// Observe keeps what would explain a second fetch: while Redis is away, the
+// Observe keeps the events that would explain a second fetch: while Redis is away, the
 // guard lets each process fetch for itself.
 func (g *guarded) Observe(e cache.Event) {
 	switch e.Kind {

@@ -53,8 +53,8 @@ type fetch struct {
 	ended   time.Time // when the origin answered; zero if it has not
 }
 
-// An origin is what everybody fetches from: a small HTTP server that takes its
-// time and keeps a record of what reached it.
+// An origin is the upstream of all fetches: a small slow HTTP server that keeps a
+// record of its requests.
 type origin struct {
 	url     string
 	arrived chan fetch // the first fetch
@@ -69,8 +69,8 @@ type origin struct {
 }
 
 // startOrigin listens. It speaks HTTP/2 without TLS, so that a thousand fetches
-// from one process are a thousand requests and not a thousand connections: what
-// is measured is the stampede, not the kernel's accept queue.
+// from one process are a thousand requests and not a thousand connections: the
+// figures are of the stampede, and not of the kernel's accept queue.
 func startOrigin(addr string, delay time.Duration, behave behaviour) (*origin, error) {
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {

@@ -53,8 +53,8 @@ func TestPageNeedsNothingButItself(t *testing.T) {
 	}
 }
 
-// harness shows the page in frames of several widths and writes down what a
-// reader would trip over.
+// harness shows the page in frames of several widths and writes down the faults that
+// a reader would meet.
 const harness = `<!doctype html><title>harness</title><body><script>
 const luminance = c => {
   const [r, g, b] = c.match(/[\d.]+/g).slice(0, 3).map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
@@ -106,7 +106,7 @@ func chromium(t *testing.T) string {
 	return ""
 }
 
-func TestPageIsReadableInLightAndDarkWideAndNarrow(t *testing.T) {
+func TestPageIsReadableInAllLayouts(t *testing.T) {
 	browser := chromium(t)
 	page := makePage(t)
 	var mu sync.Mutex
@@ -152,7 +152,7 @@ func TestPageIsReadableInLightAndDarkWideAndNarrow(t *testing.T) {
 	}
 }
 
-// A view is what the harness saw at one width.
+// A view holds the findings of the harness at one width.
 type view struct {
 	Width, Overflow, Charts int
 	Ground                  string

@@ -18,7 +18,7 @@ type troupe struct {
 	members []*member
 	heard   chan heard
 	ctx     context.Context
-	cancel  context.CancelFunc // kills what is left
+	cancel  context.CancelFunc // kills the remaining processes
 	readers sync.WaitGroup
 }
 
@@ -79,7 +79,7 @@ func (t *troupe) start(exe string, index int) error {
 	return nil
 }
 
-// listen passes on what a member says until it ends.
+// listen passes on a member's messages until it ends.
 func (t *troupe) listen(m *member, stdout io.Reader) {
 	in := json.NewDecoder(stdout)
 	for {
@@ -103,16 +103,16 @@ func (t *troupe) tell(h heard) {
 	}
 }
 
-// broadcast sends each member a message. One that can't be written to has ended
-// or is about to, which listen tells.
+// broadcast sends each member a message. A member that can't be written to has ended
+// or is about to end, which listen tells.
 func (t *troupe) broadcast(make func(m *member) message) {
 	for _, m := range t.members {
 		_ = m.out.Encode(make(m))
 	}
 }
 
-// check takes note of a member's end, which is an error unless it was killed,
-// and returns the error that a member reports.
+// check notes a member's end, which is an error unless it was killed, and returns
+// the error that a member reports.
 func check(h heard) error {
 	switch {
 	case h.ended:
@@ -169,7 +169,7 @@ func (t *troupe) dismiss() {
 	t.readers.Wait()
 }
 
-// A tail keeps the end of what is written to it.
+// A tail keeps the end of the bytes written to it.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/term"
 )
 
-// A progress shows what is going on, on standard error so that standard output
-// has nothing but the report: one line that changes in a terminal, a line per
-// scene elsewhere.
+// A progress shows the present scene, on standard error so that standard output has
+// nothing but the report: one line that changes in a terminal, a line per scene
+// elsewhere.
 type progress struct {
 	out   *os.File
 	live  bool
@@ -23,7 +23,7 @@ func newProgress(out *os.File) *progress {
 	return &progress{out: out, live: term.IsTerminal(int(out.Fd())) && os.Getenv("TERM") != "dumb"}
 }
 
-// colourful says whether f wants colours (https://no-color.org).
+// colourful reports whether f wants colours (https://no-color.org).
 func colourful(f *os.File) bool {
 	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
 }
@@ -48,7 +48,7 @@ func (p *progress) update(since time.Duration, fetches, answered int) {
 		strings.Repeat("█", full), strings.Repeat("░", width-full), answered, p.total, fetches, since.Seconds()))
 }
 
-// end takes the changing line away.
+// end removes the changing line.
 func (p *progress) end() {
 	if p.live {
 		p.rewrite("")

@@ -16,7 +16,7 @@ var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 	"ms": func(v float64) string { return fmt.Sprintf("%.1f", v) },
 }).Parse(pageSource))
 
-// A page is what the template needs.
+// A page is the data of the template.
 type page struct {
 	Procs   int
 	Callers int
@@ -37,7 +37,7 @@ type page struct {
 // A moment is an instant of a scene, in milliseconds from its start.
 type moment struct {
 	At   float64
-	What string
+	Text string
 }
 
 // writeHTML writes a page that needs nothing but itself.

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A row is what is reported about a scene. Times are in milliseconds. Every
-// field is always there; one that doesn't apply is 0.
+// A row is the report about a scene. Times are in milliseconds. Every field is
+// always there; a field that doesn't apply is 0.
 type row struct {
 	Name          string  `json:"name"`
 	Mode          string  `json:"mode"`

@@ -57,7 +57,7 @@ func paint(line, mode string, colour bool) string {
 	return line
 }
 
-// story tells what the table can't.
+// story tells the facts that the table can't.
 func story(o *outcome) []string {
 	last := percentile(o.latencies(), 100)
 	var lines []string

@@ -47,7 +47,7 @@ func small(more ...string) []string {
 	return append([]string{"-procs", "2", "-callers", "20", "-fetch", "50ms"}, more...)
 }
 
-// play runs the program to its end and returns what it wrote and its exit code.
+// play runs the program to its end and returns its output and its exit code.
 func play(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -181,14 +181,14 @@ func TestFailuresAreToldAndEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody := free.Addr().String()
+	absent := free.Addr().String()
 	free.Close()
 	for name, c := range map[string]struct {
 		args []string
 		code int
 		want string
 	}{
-		"no Redis":            {small("-redis", "redis://"+nobody+"/0"), 1, "can't reach Redis at " + nobody},
+		"no Redis":            {small("-redis", "redis://"+absent+"/0"), 1, "can't reach Redis at " + absent},
 		"not a Redis URL":     {small("-redis", "localhost"), 1, "-redis: "},
 		"origin's port taken": {small("-origin", taken.Addr().String()), 1, "the origin can't listen on " + taken.Addr().String()},
 		"no such folder":      {small("-html", filepath.Join(t.TempDir(), "none", "r.html")), 1, "writing the page"},
@@ -271,7 +271,7 @@ func kill(t *testing.T, pid int, sig os.Signal) {
 }
 
 // children are the processes that run the binary as a child. It is built for
-// this test, so nobody else's are among them.
+// this test, so no other processes are among them.
 func children(t *testing.T) []int {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -300,12 +300,12 @@ func noChildIsLeft(t *testing.T) {
 	eventually(t, "no child left", func() bool { return len(children(t)) == 0 })
 }
 
-func eventually(t *testing.T, what string, true func() bool) {
+func eventually(t *testing.T, event string, true func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
 	for !true() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for: %s", what)
+			t.Fatalf("waited in vain for: %s", event)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

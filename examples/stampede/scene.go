@@ -32,7 +32,7 @@ var scenes = []scene{
 	{name: sceneError, mode: modeGuard, behave: fails},
 }
 
-// An outcome is what happened in a scene.
+// An outcome holds the events of a scene.
 type outcome struct {
 	scene
 	procs, callers int
@@ -57,7 +57,7 @@ func (o *outcome) errors() int {
 
 const (
 	readyWithin = 20 * time.Second
-	// startsIn gives each process time to have heard when the start is.
+	// startsIn gives each process time to hear of the start.
 	startsIn = 150 * time.Millisecond
 )
 
@@ -77,7 +77,7 @@ type stage struct {
 // play plays a scene with processes of its own. When it returns, they have
 // ended.
 func play(ctx context.Context, sc scene, c config, redisURL string, p *progress) (*outcome, error) {
-	// Generous, for busy machines: this is only there so that a hang ends.
+	// Long enough for busy machines: it only ends a hang.
 	limit := 30*time.Second + 4*c.fetch
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin+limit+5*time.Second,
 		errors.New("the scene took too long"))
@@ -135,8 +135,8 @@ func (s *stage) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// awaitResults waits for the callers of all processes, and kills one if that is
-// the scene.
+// awaitResults waits for the callers of all processes, and kills a process if the
+// scene says so.
 func (s *stage) awaitResults(ctx context.Context) error {
 	var victim *member
 	var execute <-chan time.Time
@@ -211,7 +211,7 @@ func (s *stage) finish() (*outcome, error) {
 	slices.SortFunc(o.answers, func(a, b answer) int { return cmp.Compare(a.After, b.After) })
 	if s.kill {
 		if o.killed.IsZero() {
-			return nil, errors.New("nobody fetched, so nobody could be killed")
+			return nil, errors.New("no process fetched, so none could be killed")
 		}
 		if _, ok := o.takeover(); !ok {
 			return nil, errors.New("no process took over from the one that was killed")

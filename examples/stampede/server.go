@@ -53,8 +53,8 @@ func ping(ctx context.Context, url string) error {
 	return nil
 }
 
-// quiet keeps the Redis client's own log out of the output: what matters of it
-// comes back as errors.
+// quiet keeps the Redis client's own log out of the output: the important parts are
+// returned as errors.
 func quiet() {
 	logging.Disable()
 	log.SetOutput(io.Discard)

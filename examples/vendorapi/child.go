@@ -22,13 +22,13 @@ import (
 // childArg as the only argument makes this program a client.
 const childArg = "vendorapi-client"
 
-// A job is what a client does, and where.
+// A job is the work of a client, and the addresses that it needs.
 type job struct {
 	Mode, Vendor, Redis, Namespace string
 	Limit, Demand                  int
 }
 
-// A tally is what a client has been given so far.
+// A tally counts the answers of a client so far.
 type tally struct {
 	Answers int64 `json:"answers"`
 	Stale   int64 `json:"stale"`
@@ -40,7 +40,7 @@ type tally struct {
 const (
 	// keys are asked for unevenly, by Zipf's law.
 	keys = 100
-	// impatient is when a client goes away.
+	// impatient is how long a client waits.
 	impatient = 2 * time.Second
 	// unanswered bounds the requests of a client that wait at once.
 	unanswered = 1000
@@ -93,7 +93,7 @@ func (c *client) tally() tally {
 	return tally{Answers: c.answers.Load(), Stale: c.stale.Load(), Failed: c.failed.Load()}
 }
 
-// work asks at the job's rate until ctx ends, and tells now and then how it goes.
+// work asks at the job's rate until ctx ends, and reports its tally now and then.
 func (c *client) work(ctx context.Context, w *way, tell func(tally)) {
 	zipf := rand.NewZipf(rand.New(rand.NewPCG(rand.Uint64(), 1)), 1.1, 5, keys-1)
 	var wg sync.WaitGroup
@@ -138,7 +138,7 @@ func (c *client) get(ctx context.Context, w *way, key string) {
 	}
 }
 
-// ask calls the vendor, whose word the budget heeds.
+// ask calls the vendor. The budget heeds the response.
 func (c *client) ask(ctx context.Context, key string, learn *budget.Budget) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Vendor+"/quotes/"+key, nil)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Command vendorapi shows what a fleet does to a vendor that limits and prices
-// each call, in three ways at once: without a guard, with one, and with one that
-// spends from a budget. Each way has a vendor and real client processes of its
+// Command vendorapi shows the calls of a fleet to a vendor that limits and prices
+// each call, in three ways at once: without a guard, with a guard, and with a guard
+// that spends from a budget. Each way has a vendor and real client processes of its
 // own.
 //
 //	go run ./examples/vendorapi
@@ -22,7 +22,7 @@ import (
 	"time"
 )
 
-// A config is what the command line says.
+// A config holds the flags of the command line.
 type config struct {
 	procs    int
 	last     time.Duration

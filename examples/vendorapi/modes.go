@@ -15,7 +15,7 @@ import (
 // The ways to ask the vendor.
 const (
 	modeNone   = "none"   // each request calls it
-	modeGuard  = "guard"  // what is stored is shared, and refreshed by one
+	modeGuard  = "guard"  // stored quotes are shared, and refreshed by one process
 	modeBudget = "budget" // and no more is refreshed than the vendor allows
 )
 
@@ -27,7 +27,7 @@ const (
 	stale = 5 * time.Minute
 )
 
-// A way is a mode in one process: get answers a client, and says whether the
+// A way is a mode in one process: get answers a client, and reports whether the
 // answer is stale.
 type way struct {
 	get   func(ctx context.Context, key string) (stale bool, err error)

@@ -18,8 +18,8 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 )
 
-// A row is what became of one mode: the calls that reached its vendor, and the
-// answers that its clients were given.
+// A row is the result of one mode: the calls that reached its vendor, and the
+// answers of its clients.
 type row struct {
 	Mode         string `json:"mode"`
 	Calls        int    `json:"calls"`         // that the vendor received
@@ -40,7 +40,7 @@ type scene struct {
 	started time.Time
 	took    time.Duration // 0: not over
 
-	calls, rejected int // when it was over: what comes later isn't of this time
+	calls, rejected int // at its end: later calls don't count
 }
 
 // A proc is one client process.
@@ -60,7 +60,7 @@ func run(ctx context.Context, c config, live *table) ([]row, error) {
 		return nil, err
 	}
 	defer closeRedis()
-	ctx, cancel := context.WithCancel(ctx) // kills what is left
+	ctx, cancel := context.WithCancel(ctx) // kills the remaining processes
 	defer cancel()
 	var id [4]byte
 	rand.Read(id[:])
@@ -100,7 +100,7 @@ func run(ctx context.Context, c config, live *table) ([]row, error) {
 	return rowsOf(c, scenes), err
 }
 
-// watch lets the scenes play, and shows how they go.
+// watch runs the scenes, and shows their progress.
 func watch(ctx context.Context, c config, scenes []*scene, live *table, failures chan error) error {
 	over := time.NewTimer(c.last)
 	defer over.Stop()
@@ -159,7 +159,7 @@ func openScene(ctx context.Context, c config, j job) (*scene, error) {
 	return s, nil
 }
 
-// begin lets the clients loose, and listens to them until they end.
+// begin starts the clients, and listens to them until they end.
 func (s *scene) begin(wg *sync.WaitGroup, failures chan<- error) {
 	s.started = time.Now()
 	for i, p := range s.clients {

@@ -64,7 +64,7 @@ func TestBudgetSparesTheVendor(t *testing.T) {
 	if none["rejected"] == 0 || with["answers"] == 0 {
 		t.Errorf("without a guard %v calls were rejected; with a budget %v answers were given", none["rejected"], with["answers"])
 	}
-	// A stalled machine may bunch up what left evenly: that is no call too many.
+	// A stalled machine may bunch up calls that left evenly: that is no call too many.
 	if with["calls"] > with["limit"] || with["rejected"] > with["calls"]/10 {
 		t.Errorf("with a budget: %v", with)
 	}

@@ -13,7 +13,7 @@ import (
 
 const (
 	// burst is how many calls on top of its limit the vendor's terms allow in any
-	// time, and vendorBurst how many it bears: what leaves evenly doesn't arrive so.
+	// time. vendorBurst is how many it bears: evenly sent calls don't arrive evenly.
 	burst       = 5
 	vendorBurst = 10
 	// vendorTakes is how long it takes to answer.
@@ -22,8 +22,8 @@ const (
 	price = 2
 )
 
-// A vendor answers so many calls a second, and 429 to what is more. It counts
-// each, and has its price for those that it answers.
+// A vendor answers so many calls a second, and rejects others with 429. It counts
+// calls, and has a price for those that it answers.
 type vendor struct {
 	limit int
 	web   http.Server
@@ -69,8 +69,8 @@ func (v *vendor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// count takes note of a call. What is left is -1, and wait the time until it
-// would be answered, if it isn't now.
+// count notes a call. If the call is rejected, left is -1 and wait the time until it
+// would be answered.
 func (v *vendor) count(now time.Time) (left int, wait time.Duration) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -85,7 +85,7 @@ func (v *vendor) count(now time.Time) (left int, wait time.Duration) {
 	return int(vendorBurst - v.level), 0
 }
 
-// counted is what it has counted so far.
+// counted returns the counts so far.
 func (v *vendor) counted() (calls, rejected int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -133,7 +133,7 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
-// sane is what holds of any advice, whatever the headers say.
+// sane checks the properties of every advice.
 func sane(t *testing.T, a budget.Advice) {
 	t.Helper()
 	for _, d := range []time.Duration{a.Pause, a.Reset, a.Window} {

@@ -3,270 +3,262 @@ package budget
 import (
 	"context"
 	"errors"
+	"maps"
+	"net/http"
+	"slices"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
 )
 
 const (
-	// beatEvery is how often a process tells that it is there, at most; processSeen
-	// is how long it counts after that.
+	// beatEvery is the longest time between reports of this process; processSeen is how
+	// long Redis counts it after one.
 	beatEvery   = 2 * time.Second
 	processSeen = 7 * time.Second
-	// knock is how often a Redis that is away is tried.
+	// knock is the pause between attempts to reach a Redis that is away.
 	knock = 250 * time.Millisecond
-	// soonKnown is how long what tells that Redis is away waits to be told why: a dial
-	// that is refused takes less.
+	// soonKnown bounds the wait for the cause of an outage before its event: a refused
+	// dial takes less.
 	soonKnown = 20 * time.Millisecond
-	// defaultHold is for how long a slot is renewed where the call doesn't say.
-	defaultHold = 5 * time.Minute
 )
 
 // beatLoop ends with Close.
 func (b *Budget) beatLoop() {
-	every := min(beatEvery, b.opts.SlotTTL/3)
-	wait := every
-	for {
-		t := time.NewTimer(wait)
-		select {
-		case <-b.ctx.Done():
-			t.Stop()
+	ctx, every := b.server.ctx, min(beatEvery, b.opts.SlotTTL/3)
+	for b.server.wait(ctx, every, b.nudge) == nil {
+		if b.isAway() && b.server.wait(ctx, knock, nil) != nil {
 			return
-		case <-b.nudge:
-			t.Stop()
-			if b.isAway() && b.pause(b.ctx, knock, nil) != nil {
-				return
-			}
-		case <-t.C:
 		}
-		wait = every
-		if err := b.beat(); errors.Is(err, ErrClosed) {
-			return
-		} else if err != nil {
+		if err := b.beat(ctx); err != nil {
 			b.wentAway(err)
-			wait = knock
 		}
 	}
 }
 
-// beatSoon is called with b.mu held, or without.
-func (b *Budget) beatSoon() {
+// signal never blocks: one pending signal is enough.
+func signal(c chan<- struct{}) {
 	select {
-	case b.nudge <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
 
-// beat tells Redis that this process is there, renews its slots, and settles
-// what is owed.
-func (b *Budget) beat() error { return b.beatNow(b.ctx) }
-
-func (b *Budget) beatNow(ctx context.Context) error {
-	now := time.Now()
-	reply, err := b.tellHolds(ctx, now)
-	if err != nil {
-		return err
-	}
-	if b.isAway() {
-		b.local.seen(int(reply.first))
-		b.owe(b.local.outstanding(now))
-	}
-	b.heard(reply)
-	if err := errors.Join(b.payDebts(), b.sayPause()); err != nil {
-		return err
-	}
-	b.local.seen(int(reply.first))
-	b.mu.Lock()
-	b.processes, b.inFlight = int(reply.first), int(reply.second)
-	b.mu.Unlock()
-	b.cameBack()
-	return nil
-}
-
-// tellHolds sends a beat.
-func (b *Budget) tellHolds(ctx context.Context, now time.Time) (report, error) {
+// beat reports this process and its calls to Redis, and then everything that is owed.
+func (b *Budget) beat(ctx context.Context) error {
 	select {
 	case b.beats <- struct{}{}:
 		defer func() { <-b.beats }()
 	case <-ctx.Done():
-		return report{}, context.Cause(ctx)
-	case <-b.ctx.Done():
-		return report{}, b.errClosed
+		return context.Cause(ctx)
+	case <-b.server.ctx.Done():
+		return b.server.errClosed
 	}
-	args := []any{b.rate(), b.process, processSeen.Microseconds(), b.opts.SlotTTL.Microseconds()}
-	var slots []string
+	now := time.Now()
 	b.mu.Lock()
-	for slot, h := range b.held {
-		switch {
-		case !now.Before(h.until):
-			delete(b.held, slot)
-		case h.granted:
-			slots, args = append(slots, slot), append(args, slot)
-		}
-	}
+	maps.DeleteFunc(b.held, func(_ string, until time.Time) bool { return !now.Before(until) })
+	renewed := slices.Collect(maps.Keys(b.held))
 	b.mu.Unlock()
-	reply, err := b.call(ctx, beatScript, []string{b.names.state, b.names.inflight, b.names.processes}, args, nil)
-	if err == nil {
-		b.takeBack(slots)
+	r, err := b.call(ctx, beatScript, nil, renewed, b.process, processSeen.Microseconds(), b.opts.SlotTTL.Microseconds())
+	if err != nil {
+		return err
 	}
-	return reply, err
-}
-
-// takeBack sees to it that a beat has brought no slot back whose call ended while
-// it was on its way.
-func (b *Budget) takeBack(told []string) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, slot := range told {
+	b.processes, b.inFlight = int(r.first), int(r.second)
+	b.local.among = max(1, float64(r.first))
+	if b.away {
+		b.owed.add(b.local.outstanding(now))
+	}
+	for _, slot := range renewed { // the beat brought back a slot that was released meanwhile
 		if _, ok := b.held[slot]; !ok {
-			b.gone = append(b.gone, slot)
+			b.owed.slots = append(b.owed.slots, slot)
 		}
 	}
-}
-
-// payDebts tells Redis what it could not be told when it was due.
-func (b *Budget) payDebts() error {
-	b.mu.Lock()
-	owed, gone := b.owed, b.gone
-	b.owed, b.gone = debt{}, nil
+	owed, pause := b.owed, b.unsaid
+	b.owed = debt{}
 	b.mu.Unlock()
-	if owed == (debt{}) && len(gone) == 0 {
-		return nil
+	if !owed.empty() {
+		err = b.pay(owed)
 	}
-	err := b.tellDebt(b.ctx, owed, 0, gone)
-	if err != nil && !errors.Is(err, errTimeout) { // else it may have been done
-		owed.refund = 0 // see settle
-		b.owe(owed, gone...)
+	if left := time.Until(pause); err == nil && left > 0 {
+		_, err = b.call(ctx, learnScript, nil, nil, b.limit.Burst, left.Microseconds(), -1, 0)
+	}
+	if err == nil {
+		b.cameBack(pause)
 	}
 	return err
 }
 
-func (b *Budget) isAway() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.away
+// Peek asks Redis for the state and spends nothing. While Redis is away it returns the
+// state of this process's share. Errors: the cause of ctx's end; [ErrClosed].
+func (b *Budget) Peek(ctx context.Context) (guard.BudgetState, error) {
+	if ctx == nil {
+		return guard.BudgetState{}, errNilContext
+	}
+	err := b.beat(ctx)
+	if err != nil && ctx.Err() != nil {
+		return guard.BudgetState{}, context.Cause(ctx)
+	}
+	if b.server.ctx.Err() != nil {
+		return guard.BudgetState{}, b.server.errClosed
+	}
+	return b.Known(), nil
 }
 
-// wentAway is called when Redis didn't answer: from now on until a beat is
-// answered, the process lives on its share.
-func (b *Budget) wentAway(why error) {
-	if b.ctx.Err() != nil {
-		return
+// settle reports a debt now, or with a later beat.
+func (b *Budget) settle(d debt) {
+	if b.isAway() {
+		b.owe(d)
+		signal(b.nudge)
+	} else if err := b.pay(d); err != nil {
+		b.wentAway(err)
 	}
+}
+
+// pay is lua/settle.lua. After an error the debt is owed, without its refund: Redis may
+// have made it.
+func (b *Budget) pay(d debt) error {
+	_, err := b.call(context.Background(), settleScript, nil, d.slots, decimal(d.level), d.spent, d.refund, d.taken)
+	if err != nil {
+		d.refund = 0
+		b.owe(d)
+		return err
+	}
+	if d.refund > 0 || len(d.slots) > 0 {
+		b.mayAskAgain()
+	}
+	return nil
+}
+
+// mayAskAgain forgets refusals and wakes the first waiter of this process.
+func (b *Budget) mayAskAgain() {
+	b.mu.Lock()
+	b.refusals = refusals{}
+	b.mu.Unlock()
+	signal(b.freed)
+}
+
+// wentAway makes the process spend its share until a beat is answered.
+func (b *Budget) wentAway(why error) {
 	now := time.Now()
 	b.mu.Lock()
-	first := !b.away
+	first := !b.away && b.server.ctx.Err() == nil
 	if first {
 		b.away, b.awayAt = true, now
-		// Under the lock, so that nobody finds the share as it was left.
-		b.local.begin(now, b.levelLocked(now))
-		b.local.pause(now, max(b.unsaid.Sub(now), b.pausedLocked(now)))
+		b.local.begin(now, b.fleet.levelAt(now))
+		b.local.paused = later(b.unsaid, b.fleet.paused)
 	}
 	b.mu.Unlock()
-	b.beatSoon()
+	signal(b.nudge)
 	if first {
-		ctx, cancel := context.WithTimeout(b.ctx, soonKnown)
-		b.node.Known(ctx)
+		ctx, cancel := context.WithTimeout(b.server.ctx, soonKnown)
+		b.server.node.Known(ctx)
 		cancel()
 		b.observe(cache.Event{Kind: cache.BudgetAway, Err: why})
 	}
 }
 
-// A debt is what Redis has to be told: units that have to leak there yet, units
-// that were spent, and units to give back of what it was told before. What is
-// given back is kept apart, as it can't pay for what has to leak: the bucket that
-// it goes to may be empty by now.
-type debt struct {
-	level  float64
-	spent  int64
-	refund int64
-}
-
-// difference is what Redis has to be told of a call that cost so much more, or
-// less, than was spent for it.
-func difference(diff int64) debt {
-	if diff < 0 {
-		return debt{refund: -diff}
+// cameBack ends an outage, and the pause that Redis was told. Units that were spent and a
+// pause that began during the beat are reported by the next one.
+func (b *Budget) cameBack(pause time.Time) {
+	b.mu.Lock()
+	if b.unsaid.Equal(pause) {
+		b.unsaid = time.Time{}
 	}
-	return debt{level: float64(diff), spent: diff}
-}
-
-func (b *Budget) owe(d debt, gone ...string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.owed.level = min(b.owed.level+d.level, maxUnits)
-	b.owed.spent += d.spent
-	b.owed.refund += d.refund
-	b.gone = append(b.gone, gone...)
-}
-
-// cameBack is called when a beat was answered.
-func (b *Budget) cameBack() {
-	b.mu.Lock()
-	was, since := b.away, b.awayAt
+	was := b.away
 	b.away = false
-	late := !b.unsaid.IsZero()
+	if was {
+		b.owed.add(b.local.outstanding(time.Now()))
+		if !b.owed.empty() || !b.unsaid.IsZero() {
+			signal(b.nudge)
+		}
+	}
+	took := time.Since(b.awayAt)
 	b.mu.Unlock()
-	if !was {
-		return
+	if was {
+		b.observe(cache.Event{Kind: cache.BudgetBack, Duration: took})
 	}
-	spent := b.local.outstanding(time.Now())
-	b.owe(spent)
-	if late || spent != (debt{}) { // it came when those before it had been told
-		b.beatSoon()
-	}
-	b.observe(cache.Event{Kind: cache.BudgetBack, Duration: time.Since(since)})
 }
 
-// newSlot names a call that will be under way. A + says that Redis was heard to
-// have this process subscribed: then it can be missed.
-func (b *Budget) newSlot() string {
-	mark := "-"
-	if b.alive.confirmed() {
-		mark = "+"
-	}
-	return b.process + "." + decimal(float64(b.numbers.Add(1))) + mark
+// Learn applies the limits that an upstream's response states: see [Advise]. They lower
+// the fleet's spending and never raise it. Learn returns the advice that it found; most
+// responses have none, and Redis is not asked.
+//
+// Errors: those of Redis, which is away then. This process applies its part of the
+// advice all the same.
+func (b *Budget) Learn(ctx context.Context, status int, header http.Header) (Advice, error) {
+	a := Advise(status, header, time.Now())
+	return a, b.Heed(ctx, a)
 }
 
-// A holding is a slot that this process has, or has asked for.
-type holding struct {
-	until   time.Time // it is renewed
-	granted bool
-}
-
-// hold keeps a slot for that long, once it is granted.
-func (b *Budget) hold(slot string, d time.Duration) {
-	if d <= 0 {
-		d = defaultHold
+// Heed applies an advice in the whole fleet, for Options.MaxPause at most. Errors as of
+// Learn.
+func (b *Budget) Heed(ctx context.Context, a Advice) error {
+	if ctx == nil {
+		return errNilContext
 	}
+	a.Pause = max(0, min(a.Pause, b.opts.MaxPause))
+	a.Reset = max(0, min(a.Reset, b.opts.MaxPause))
+	most := float64(b.limit.Burst) + b.limit.rate()*float64(a.Reset.Microseconds())
+	if a.Pause == 0 && (a.Remaining < 0 || float64(a.Remaining) >= most) {
+		return nil // the limit allows no more than the upstream
+	}
+	a.Remaining = min(a.Remaining, maxUnits)
+	pause := a.Pause
+	if a.Remaining == 0 {
+		pause = max(pause, a.Reset)
+	}
+	if pause > b.Known().Paused {
+		b.observe(cache.Event{Kind: cache.BudgetPaused, Duration: pause})
+	}
+	err := b.learn(ctx, a.Pause.Microseconds(), a.Remaining, a.Reset)
+	if err == nil {
+		return nil
+	}
+	now := time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.held[slot] = holding{until: time.Now().Add(d)}
-}
-
-// granted renews a slot from now on.
-func (b *Budget) granted(slot string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if h, ok := b.held[slot]; ok {
-		h.granted = true
-		b.held[slot] = h
+	if pause > 0 { // reported later
+		b.unsaid = later(b.unsaid, now.Add(pause))
+		b.local.paused = later(b.unsaid, b.fleet.paused)
 	}
-}
-
-// holding is how many calls of this process are under way by Redis's leave.
-func (b *Budget) holding() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.held)
-}
-
-// release ends the renewal of a slot, if there is one.
-func (b *Budget) release(slot string) {
-	if slot == "" {
-		return
+	if a.Remaining >= 0 {
+		b.local.learn(now, a.Remaining, a.Reset)
 	}
+	return err
+}
+
+// Pause stops grants in the whole fleet for d, at most Options.MaxPause. A longer pause
+// that has begun stays. Errors as of Learn.
+func (b *Budget) Pause(ctx context.Context, d time.Duration) error {
+	return b.Heed(ctx, Advice{Pause: d, Remaining: -1})
+}
+
+// Resume is for operators: it ends a pause and forgets the upstream's advice. Other
+// processes may use a refusal for another quarter of a second. Errors as of Learn.
+func (b *Budget) Resume(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
+	defer b.mayAskAgain()
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.held, slot)
+	b.unsaid, b.local.paused, b.local.reset = time.Time{}, time.Time{}, time.Time{}
+	b.mu.Unlock()
+	return b.learn(ctx, -1, -1, 0)
+}
+
+// errAway is the error of a report that is not tried.
+var errAway = errors.New("budget: Redis is away")
+
+// learn reports to Redis, for the fleet: the end of ctx does not end it.
+func (b *Budget) learn(ctx context.Context, pause int64, remaining int, reset time.Duration) error {
+	if b.isAway() {
+		return errAway
+	}
+	_, err := b.call(context.WithoutCancel(ctx), learnScript, nil, nil, b.limit.Burst, pause, remaining, reset.Microseconds())
+	if err != nil {
+		b.wentAway(err)
+	}
+	return err
 }

@@ -6,10 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
+	"maps"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,72 +19,68 @@ import (
 	"github.com/stampedeguard/stampede/internal/outage"
 )
 
-// ErrClosed is wrapped by what Spend, Learn and Peek return after Close, which names
-// the budget.
+// ErrClosed is wrapped by the errors of calls after Close, which name the budget.
 var ErrClosed = errors.New("budget: closed")
 
-// ExhaustedError is what Spend returns when there is nothing left: guard's, which
-// knows how to send it to other processes.
+var errNilContext = errors.New("budget: nil context (use context.Background())")
+
+// ExhaustedError is the error of Spend when no units are left in time: guard's, which
+// crosses processes.
 type ExhaustedError = guard.ExhaustedError
 
-// A Budget is an allowance that all processes share that use the same Redis,
-// namespace and name. They should agree on the Limit: each call is judged by the
-// limit of the process that makes it. It is safe for concurrent use. Close it
-// before the Redis client and after the guards.
+// A Budget is an allowance that is shared by all processes with the same Redis,
+// namespace and name. They should agree on the Limit: the limit of the calling process
+// decides about each call. It is safe for concurrent use. Close it after the guards and
+// before the Redis client.
 type Budget struct {
-	rdb   redis.UniversalClient
-	node  *outage.Node
-	name  string
-	limit Limit
-	opts  Options
-
-	errClosed error // ErrClosed, with the name
-
+	name    string
 	process string // 16 hexadecimal digits
-	names   names
-	numbers atomic.Uint64 // of calls
-	alive   *presence     // nil without MaxInFlight
-	gates   [3]gate       // by priority
-	local   *share        // for when Redis is away
+	limit   Limit
+	opts    Options
+	server  *server
+	detach  func()    // ends what the observers were told of the budget
+	alive   *presence // nil without MaxInFlight
+	gates   [guard.Critical + 1]gate
 
-	beats chan struct{} // full: a beat is under way, or none will be any more
+	beats chan struct{} // holds a token while a beat is under way, and after Close
+	nudge chan struct{} // a beat is due soon
+	freed chan struct{} // a call of this process is over
 
-	mu                  sync.Mutex // guards the rest
-	last                report
-	heardAt             time.Time // of last
-	inFlight, processes int       // at the last beat
-	memory              [3]refusal
-	held                map[string]holding // by slot
-	unsaid              time.Time          // end of a pause that Redis has not been told of
-	owed                debt
-	gone                []string // slots that Redis has not been told are free
-	away                bool
-	awayAt              time.Time
-	leaving, closed     bool
+	mu sync.Mutex // guards the rest; it is not held during I/O
 
-	work   sync.WaitGroup
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	nudge  chan struct{} // away, or something to tell: beat soon
-	freed  chan struct{} // a call of this process is over
+	// The fleet as last reported.
+	fleet               bucket
+	spent               int64
+	inFlight, processes int
+	refusals            refusals
+
+	// This process.
+	counter uint64               // of slots
+	held    map[string]time.Time // slots of calls under way, and when their renewal ends
+	leaving bool
+
+	// Outages of Redis.
+	away   bool
+	awayAt time.Time
+	local  bucket // this process's share
+	owed   debt
+	unsaid time.Time // end of a pause that Redis has not been told
 }
 
 var _ guard.Budget = (*Budget)(nil)
 
-type names struct{ state, inflight, doubted, processes, alive string }
-
-// New returns the budget of the given name (letters, digits and "._-") on the
-// given client: standalone, behind Sentinel, or a cluster; a [redis.Ring] is refused,
-// and so is a cluster client that reads from replicas. Budgets of the same
-// namespace and name, in any process, share one allowance.
+// New returns the budget of the given name (letters, digits and "._-") on the given
+// client: standalone, behind Sentinel, or a cluster. It refuses a [redis.Ring] and a
+// cluster client that reads from replicas. Budgets of the same namespace and name, in
+// any process, share one allowance.
 //
-// Errors: all that is wrong with the client, the name, the limit and the options,
-// joined. A Redis that can't be reached is no error; one that refuses is.
+// Errors: all faults of the client, the name, the limit and the options, joined; a Redis
+// that refuses the commands. A Redis that cannot be reached is no error.
 //
 // The Redis user needs the keys and channels "<namespace>:*" and the commands
 // EVAL EVALSHA TIME GET SET ZADD ZREM ZCARD ZRANGE ZSCORE ZREMRANGEBYSCORE
 // PEXPIRE PING, and PUBSUB and SUBSCRIBE for Limit.MaxInFlight to notice deaths
-// at once.
+// at once. If SUBSCRIBE is refused, a LivenessOff event says so.
 func New(rdb redis.UniversalClient, name string, limit Limit, opts Options) (*Budget, error) {
 	opts, limit = opts.withDefaults(), limit.withDefaults()
 	if err := errors.Join(checkClient(rdb), checkName("New: the name", name, "._-"), limit.validate(), opts.validate()); err != nil {
@@ -93,42 +88,39 @@ func New(rdb redis.UniversalClient, name string, limit Limit, opts Options) (*Bu
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails (crypto/rand since Go 1.24)
-	prefix := opts.Namespace + ":budget:{" + name + "}:"
+	s := &server{
+		rdb: rdb, node: outage.NewNode(rdb), prefix: opts.Namespace + ":budget:{" + name + "}:",
+		rate: decimal(limit.rate()), timeout: opts.RedisTimeout, errClosed: fmt.Errorf("%w: budget %q", ErrClosed, name),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	now := time.Now()
 	b := &Budget{
-		rdb: rdb, node: outage.NewNode(rdb), name: name, limit: limit, opts: opts,
-		errClosed: fmt.Errorf("%w: budget %q", ErrClosed, name),
-		process:   hex.EncodeToString(id[:]),
-		names: names{
-			state: prefix + "state", inflight: prefix + "inflight", doubted: prefix + "doubted",
-			processes: prefix + "processes", alive: prefix + "alive:",
-		},
-		local: newShare(limit, opts.Processes),
-		last:  report{allows: -1},
-		held:  map[string]holding{},
-		beats: make(chan struct{}, 1),
-		nudge: make(chan struct{}, 1),
-		freed: make(chan struct{}, 1),
+		name: name, process: hex.EncodeToString(id[:]), limit: limit, opts: opts, server: s,
+		beats: make(chan struct{}, 1), nudge: make(chan struct{}, 1), freed: make(chan struct{}, 1),
+		fleet: bucket{limit: limit, among: 1, at: now},
+		local: bucket{limit: limit, among: float64(opts.Processes), at: now},
+		held:  map[string]time.Time{},
 	}
 	for i := range b.gates {
 		b.gates[i].turn = make(chan struct{}, 1)
 	}
-	b.ctx, b.cancel = context.WithCancel(context.Background())
-	if err := b.beat(); err != nil {
-		if refused(err) {
-			b.cancel()
-			return nil, fmt.Errorf("budget: New: this Redis user can't do what is needed (see New for the commands, keys and channels to grant): %w", err)
-		}
+	if err := b.beat(s.ctx); refused(err) {
+		s.cancel()
+		return nil, fmt.Errorf("budget: New: this Redis user lacks permissions (see New for the commands, keys and channels to grant): %w", err)
+	} else if err != nil {
 		b.wentAway(err)
 	}
 	if limit.MaxInFlight > 0 {
-		b.alive = attend(b)
+		b.alive = &presence{server: s, channel: s.prefix + "alive:" + b.process, observe: b.observe}
+		s.spawn(b.alive.run)
 	}
-	b.spawn(b.beatLoop)
+	s.spawn(b.beatLoop)
+	b.detach = cache.Attach(opts.Observer, cache.Component{Kind: cache.BudgetComponent, Name: name, Self: b})
 	return b, nil
 }
 
-// checkClient refuses clients that don't keep to the one server that has the budget. A
-// client-side cache does no harm: all that is asked is scripts.
+// checkClient refuses clients that do not keep to the one server that has the budget. A
+// client-side cache is no problem: the budget only runs scripts.
 func checkClient(rdb redis.UniversalClient) error {
 	switch {
 	case rdb == nil:
@@ -147,88 +139,67 @@ func checkClient(rdb redis.UniversalClient) error {
 	return nil
 }
 
-// refused reports whether an error is a reply that says no, and not one of a
-// state that ends by itself.
-func refused(err error) bool {
-	var reply redis.Error
-	if !errors.As(err, &reply) || strings.Contains(err.Error(), "-READONLY ") {
-		return false
-	}
-	return !redis.IsLoadingError(err) && !redis.IsClusterDownError(err) && !redis.IsMasterDownError(err) &&
-		!redis.IsReadOnlyError(err) && !redis.IsTryAgainError(err) && !redis.IsMaxClientsError(err) &&
-		!redis.IsNoReplicasError(err) && !redis.IsOOMError(err) && !redis.HasErrorPrefix(err, "BUSY")
-}
-
-// Name is the budget's name.
+// Name returns the budget's name.
 func (b *Budget) Name() string { return b.name }
 
-// Close gives back what calls of this process hold and ends the budget's
-// goroutines. Calls that are under way go on; settling them changes nothing any
-// more. Calling it again is fine.
+// Limit is what the budget allows, with its defaults filled in.
+func (b *Budget) Limit() Limit { return b.limit }
+
+// Close gives back the slots of this process's calls and ends the budget's goroutines.
+// Calls under way may go on; settling them has no effect. Calling Close again is fine.
 func (b *Budget) Close() error {
 	b.mu.Lock()
-	if b.leaving {
-		b.mu.Unlock()
-		return nil
-	}
+	again := b.leaving
 	b.leaving = true
 	b.mu.Unlock()
-	b.beats <- struct{}{} // for good: none brings back what is given back now
+	if again {
+		return nil
+	}
+	b.detach()
+	b.beats <- struct{}{} // no later beat can bring a slot back
 	b.mu.Lock()
-	slots := b.gone
-	for slot := range b.held {
-		slots = append(slots, slot)
-	}
-	b.held, b.gone = map[string]holding{}, nil
+	slots := slices.AppendSeq(b.owed.slots, maps.Keys(b.held))
+	clear(b.held)
 	b.mu.Unlock()
-
-	args := []any{b.rate(), b.process}
-	for _, s := range slots {
-		args = append(args, s)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), b.opts.RedisTimeout)
-	defer cancel()
-	left := make(chan error, 1)
-	go func() { // ends by the client's own timeouts
-		_, err := leaveScript.run(ctx, b.rdb, []string{b.names.state, b.names.inflight, b.names.processes}, args)
-		left <- err
-	}()
-	var err error
-	select {
-	case err = <-left:
-	case <-ctx.Done():
-		err = b.explain(errTimeout)
-	}
-	b.mu.Lock()
-	b.closed = true
-	b.mu.Unlock()
-	b.cancel()
-	idle := make(chan struct{})
-	go func() { // ends with the last call, at the latest by the client's timeouts
-		b.work.Wait()
-		close(idle)
-	}()
-	select {
-	case <-idle:
-	case <-time.After(4 * b.opts.RedisTimeout):
-		err = errors.Join(err, errors.New("calls are still under way in the Redis client, its own timeouts will end them"))
-	}
-	if err != nil {
+	_, err := b.call(context.Background(), leaveScript, nil, slots, b.process)
+	if err := errors.Join(err, b.server.close()); err != nil {
 		return fmt.Errorf("budget: Close: %d calls under way, which expire after %v if they could not be given back: %w", len(slots), b.opts.SlotTTL, err)
 	}
 	return nil
 }
 
-// spawn runs f in a goroutine that Close waits for, for a while. It answers false, and does
-// nothing, after Close.
-func (b *Budget) spawn(f func()) bool {
+// Known returns the state as last reported by Redis, without asking it: with each call
+// that asks, and every two seconds. While Redis is away it is the state of this process's
+// share.
+func (b *Budget) Known() guard.BudgetState {
+	now := time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	known := b.currentLocked()
+	return guard.BudgetState{
+		Spent: b.spent, Remaining: known.remaining(now), Paused: known.pausedFor(now),
+		InFlight: b.inFlight, Processes: b.processes, Away: b.away,
+	}
+}
+
+// currentLocked is the bucket that decides: the fleet's, or this process's share.
+func (b *Budget) currentLocked() *bucket {
+	if b.away {
+		return &b.local
+	}
+	return &b.fleet
+}
+
+// Exhausted reports whether this process knows, without asking Redis, that a call of the
+// priority would be refused.
+func (b *Budget) Exhausted(p guard.Priority) bool {
+	if p > guard.Critical {
 		return false
 	}
-	b.work.Go(f)
-	return true
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, exhausted := b.refusals.find(time.Now(), guard.Spending{Priority: p, Cost: maxUnits})
+	return exhausted
 }
 
 func (b *Budget) observe(e cache.Event) {
@@ -238,8 +209,35 @@ func (b *Budget) observe(e cache.Event) {
 	}
 }
 
-// rate is the limit's, as the scripts take it.
-func (b *Budget) rate() string { return decimal(b.limit.rate()) }
+// call runs a script with the given arguments, followed by slots, and keeps the state
+// that it reports. See server.call.
+func (b *Budget) call(ctx context.Context, sc *script, late func(report), slots []string, args ...any) (report, error) {
+	for _, slot := range slots {
+		args = append(args, slot)
+	}
+	r, err := b.server.call(ctx, sc, late, args)
+	if err != nil {
+		return r, err
+	}
+	now := time.Now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.spent = r.spent
+	b.fleet = bucket{
+		limit: b.limit, among: 1, level: r.level, at: now,
+		paused: now.Add(r.paused), left: float64(r.left), reset: now.Add(r.reset),
+	}
+	return r, nil
+}
 
-// decimal is without an exponent: not every Lua reads one without a point.
-func decimal(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }
+func (b *Budget) isAway() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.away
+}
+
+func (b *Budget) owe(d debt) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.owed.add(d)
+}

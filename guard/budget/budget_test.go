@@ -38,7 +38,7 @@ func perSecond(rate, burst int) budget.Limit {
 	return budget.Limit{Rate: rate, Per: time.Second, Burst: burst}
 }
 
-func TestWrongLimitsAndOptionsAreAllSaid(t *testing.T) {
+func TestAllInvalidLimitsAndOptionsAreReported(t *testing.T) {
 	_, err := budget.New(nil, "a:b", budget.Limit{Rate: -1, Burst: -1, MaxInFlight: -1, Reserve: math.NaN()},
 		budget.Options{Namespace: "{", RedisTimeout: -1, SlotTTL: 1, MaxPause: 1e18, Processes: -1})
 	joined, ok := err.(interface{ Unwrap() []error })
@@ -127,8 +127,7 @@ func TestNoWindowHasMoreThanRateAndBurst(t *testing.T) {
 	})
 }
 
-// checkWindows compares every window between two calls with what is allowed in
-// it.
+// checkWindows compares every window between two calls with its limit.
 func checkWindows(t *testing.T, at []time.Time, rate, burst float64, slack time.Duration) {
 	t.Helper()
 	slices.SortFunc(at, time.Time.Compare)
@@ -142,7 +141,7 @@ func checkWindows(t *testing.T, at []time.Time, rate, burst float64, slack time.
 	}
 }
 
-func TestCriticalCallsFindWhatIsKeptForThem(t *testing.T) {
+func TestReserveIsKeptForCriticalCalls(t *testing.T) {
 	inBubble(t, 2, perSecond(10, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		count := func(p guard.Priority) (n int) {
 			for spend(all[0], p) {
@@ -159,7 +158,7 @@ func TestCriticalCallsFindWhatIsKeptForThem(t *testing.T) {
 		if n := count(guard.Critical); n != 2 {
 			t.Errorf("2 more were kept for critical callers, got %d", n)
 		}
-		// Nothing of the rate is lost by what is kept.
+		// The reserve takes no part of the rate.
 		time.Sleep(100 * time.Millisecond)
 		granted := 0
 		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -173,7 +172,7 @@ func TestCriticalCallsFindWhatIsKeptForThem(t *testing.T) {
 	})
 }
 
-func TestCriticalCallsAreNotHeldUpByThoseWhoWait(t *testing.T) {
+func TestCriticalCallsPassWaiters(t *testing.T) {
 	inBubble(t, 8, perSecond(1, 5), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
@@ -207,7 +206,7 @@ func TestWaitingCallIsGrantedWhenItsSlotComes(t *testing.T) {
 	})
 }
 
-func TestWhoCannotWaitLongEnoughIsToldAtOnce(t *testing.T) {
+func TestCallThatCannotWaitIsRefusedAtOnce(t *testing.T) {
 	inBubble(t, 1, perSecond(1, 1), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		spend(all[0], guard.Normal)
 		start := time.Now()
@@ -248,20 +247,20 @@ func TestCostIsSettled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b.Remaining() != 50 || b.Spent() != 50 {
-			t.Errorf("%d remain and %d are spent", b.Remaining(), b.Spent())
+		if b.Known().Remaining != 50 || b.Known().Spent != 50 {
+			t.Errorf("%d remain and %d are spent", b.Known().Remaining, b.Known().Spent)
 		}
 		e.Settle(20)
 		e.Settle(90) // settled already
-		if b.Remaining() != 80 || b.Spent() != 20 {
-			t.Errorf("after the refund %d remain and %d are spent", b.Remaining(), b.Spent())
+		if b.Known().Remaining != 80 || b.Known().Spent != 20 {
+			t.Errorf("after the refund %d remain and %d are spent", b.Known().Remaining, b.Known().Spent)
 		}
 		if e, err = b.Spend(context.Background(), guard.Spending{Cost: 50}); err != nil {
 			t.Fatal(err)
 		}
 		e.Settle(180)
-		if b.Remaining() != 0 || b.Spent() != 200 {
-			t.Errorf("with a debt %d remain and %d are spent", b.Remaining(), b.Spent())
+		if b.Known().Remaining != 0 || b.Known().Spent != 200 {
+			t.Errorf("with a debt %d remain and %d are spent", b.Known().Remaining, b.Known().Spent)
 		}
 		// 200 were spent of 100: 1 unit is there when 101 have leaked; others are kept back 20.
 		_, err = b.Spend(context.Background(), guard.Spending{Cost: 1, Priority: guard.Critical})
@@ -277,7 +276,7 @@ func TestCostIsSettled(t *testing.T) {
 			}
 			e.Settle(hostile)
 		}
-		if got := b.Spent(); got != 200+math.MaxInt32 {
+		if got := b.Known().Spent; got != 200+math.MaxInt32 {
 			t.Errorf("%d are spent", got)
 		}
 	})
@@ -310,7 +309,7 @@ func TestCallOfOneOutageIsRefundedInTheNext(t *testing.T) {
 	})
 }
 
-func TestCostAboveTheBurstNeedsAllOfItAndLeavesADebt(t *testing.T) {
+func TestCostAboveBurstLeavesADebt(t *testing.T) {
 	inBubble(t, 1, perSecond(10, 5), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		if _, err := all[0].Spend(context.Background(), guard.Spending{Cost: 30}); err != nil {
 			t.Fatal(err)
@@ -337,11 +336,11 @@ func TestPauseStopsTheFleet(t *testing.T) {
 				if spend(b, guard.Critical) {
 					t.Error("a call was granted in a pause")
 				}
-				if got := b.Paused(); got != 3*time.Second {
+				if got := b.Known().Paused; got != 3*time.Second {
 					t.Errorf("paused for %v", got)
 				}
-				if b.Remaining() != 0 {
-					t.Errorf("%d remain in a pause", b.Remaining())
+				if b.Known().Remaining != 0 {
+					t.Errorf("%d remain in a pause", b.Known().Remaining)
 				}
 				_, err := b.Spend(context.Background(), guard.Spending{Cost: 1, MaxWait: 5 * time.Second})
 				if d := time.Since(start); err != nil || d < 3*time.Second || d > 3100*time.Millisecond {
@@ -389,9 +388,8 @@ func (a afterScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// What an upstream says while the pause before it is being told to a Redis that is
-// back is neither lost nor told much later.
-func TestPauseLearntWhileAnotherIsToldIsToldToo(t *testing.T) {
+// A pause that begins during the report of an earlier one is reported soon.
+func TestPauseDuringAReportIsReportedToo(t *testing.T) {
 	inBubble(t, 1, perSecond(100, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 		client := s.Client()
 		var a *budget.Budget
@@ -413,9 +411,8 @@ func TestPauseLearntWhileAnotherIsToldIsToldToo(t *testing.T) {
 	})
 }
 
-// What a process spends of its share while it tells a Redis that is back what it has
-// spent so far is told, too.
-func TestWhatIsSpentWhileADebtIsToldIsToldToo(t *testing.T) {
+// Units of the share that are spent during a report of spent units are reported too.
+func TestSpendingDuringAReportIsReportedToo(t *testing.T) {
 	inBubble(t, 1, perSecond(100, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 		client := s.Client()
 		var a *budget.Budget
@@ -448,7 +445,7 @@ func TestWhatIsSpentWhileADebtIsToldIsToldToo(t *testing.T) {
 func TestNoPauseIsLongerThanAllowed(t *testing.T) {
 	inBubble(t, 1, perSecond(10, 1), budget.Options{MaxPause: time.Minute}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		_ = all[0].Pause(context.Background(), math.MaxInt64)
-		if got := all[0].Paused(); got != time.Minute {
+		if got := all[0].Known().Paused; got != time.Minute {
 			t.Errorf("paused for %v", got)
 		}
 		_ = all[0].Pause(context.Background(), math.MinInt64)
@@ -459,7 +456,7 @@ func TestNoPauseIsLongerThanAllowed(t *testing.T) {
 	})
 }
 
-func TestUpstreamsWordIsHeeded(t *testing.T) {
+func TestUpstreamsLimitIsHeeded(t *testing.T) {
 	inBubble(t, 2, perSecond(1000, 100), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		heed := func(a budget.Advice) {
 			if err := all[0].Heed(context.Background(), a); err != nil {
@@ -473,14 +470,14 @@ func TestUpstreamsWordIsHeeded(t *testing.T) {
 			return n
 		}
 		heed(budget.Advice{Remaining: 7, Reset: 10 * time.Second})
-		if got := all[0].Remaining(); got != 7 {
+		if got := all[0].Known().Remaining; got != 7 {
 			t.Errorf("%d remain, want 7", got)
 		}
 		heed(budget.Advice{Remaining: 9, Reset: 10 * time.Second}) // an answer out of order
 		if n := count(); n != 7 {
 			t.Errorf("%d were granted, want 7", n)
 		}
-		if d := all[1].Paused(); d != 10*time.Second {
+		if d := all[1].Known().Paused; d != 10*time.Second {
 			t.Errorf("paused for %v", d)
 		}
 		time.Sleep(10 * time.Second)
@@ -506,7 +503,7 @@ func TestUpstreamsWordIsHeeded(t *testing.T) {
 }
 
 // With Redis away the upstream's word counts all the same, for this process's share.
-func TestUpstreamsWordIsHeededWhileRedisIsAway(t *testing.T) {
+func TestUpstreamsLimitIsHeededWhileRedisIsAway(t *testing.T) {
 	inBubble(t, 1, perSecond(1000, 100), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 		b := all[0]
 		s.SetError("LOADING")
@@ -526,7 +523,7 @@ func TestUpstreamsWordIsHeededWhileRedisIsAway(t *testing.T) {
 		}
 		heed(budget.Advice{Remaining: 3, Reset: 20 * time.Second})
 		time.Sleep(time.Second)
-		if got := b.Remaining(); got != 3 {
+		if got := b.Known().Remaining; got != 3 {
 			t.Errorf("%d remain, want 3", got)
 		}
 		heed(budget.Advice{Remaining: 9, Reset: 19 * time.Second}) // an answer out of order
@@ -549,15 +546,15 @@ func TestUpstreamsWordIsHeededWhileRedisIsAway(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		heed(budget.Advice{Remaining: 5}) // a bucket that leaks
-		if got := b.Remaining(); got != 5 {
+		if got := b.Known().Remaining; got != 5 {
 			t.Errorf("%d remain, want 5", got)
 		}
 	})
 }
 
-// What the upstream says is left may have a call in it before that is settled: then
-// its refund is none of what is left. What was counted since is given back.
-func TestRefundIsNeverAboveTheUpstreamsWord(t *testing.T) {
+// The upstream may count a call before it is settled. Then its refund does not raise the
+// units that are left. Units that were counted since the upstream's answer are refunded.
+func TestRefundIsNeverAboveTheUpstreamsLimit(t *testing.T) {
 	type fleet struct {
 		spend func(cost int) guard.Expense
 		hear  func(remaining int)
@@ -688,7 +685,7 @@ func TestRefundDoesNotEmptyTheUpstreamsBucket(t *testing.T) {
 	})
 }
 
-func TestOnlySoManyCallsAreUnderWay(t *testing.T) {
+func TestMaxInFlightBoundsCallsUnderWay(t *testing.T) {
 	l := perSecond(1000, 1000)
 	l.MaxInFlight = 3
 	inBubble(t, 2, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
@@ -781,10 +778,9 @@ func TestClosedBudgetGrantsNothing(t *testing.T) {
 	})
 }
 
-// A Redis whose clock was set back, or one that takes over with another clock, holds
-// nobody up for as long as that: what was granted lies ahead of it, and so does the
-// end of the upstream's word.
-func TestClockThatGoesBackStopsNobody(t *testing.T) {
+// After a clock was set back, or a failover to another clock, grants and resets lie in the
+// future. They must not delay calls for that long.
+func TestClockSetBackStopsNoCall(t *testing.T) {
 	for _, heard := range []string{"", " 0 50 %d 0 50 0 0.000000000"} {
 		inBubble(t, 1, perSecond(10, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
 			later := time.Now().Add(time.Hour)
@@ -825,7 +821,7 @@ func TestEmptiedRedisBeginsAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range held {
-			e.Settle(0) // what is refunded was forgotten
+			e.Settle(0) // Redis forgot the refunded units
 		}
 		n := 0
 		for range 20 {
@@ -876,8 +872,8 @@ func TestCostsAreMadeSane(t *testing.T) {
 	})
 }
 
-// Who has stood in line in vain is told a time, however long it is.
-func TestTimeThatIsToldToWhoStoodInLineDoesNotOverflow(t *testing.T) {
+// The error of a queued call has a time, however long it is.
+func TestRetryAfterOfAQueuedCallDoesNotOverflow(t *testing.T) {
 	yearly := budget.Limit{Rate: 1, Per: 366 * 24 * time.Hour}
 	inBubble(t, 1, yearly, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -900,8 +896,8 @@ func TestTimeThatIsToldToWhoStoodInLineDoesNotOverflow(t *testing.T) {
 	})
 }
 
-// What leaks between two looks may be little: it isn't rounded away.
-func TestSlowRatesLeakHoweverOftenTheyAreLookedAt(t *testing.T) {
+// Small amounts that leak between two questions are not rounded away.
+func TestSlowRatesLeakBetweenFrequentQuestions(t *testing.T) {
 	inBubble(t, 1, budget.Limit{Rate: 1, Per: 24 * time.Hour}, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
 		b := all[0]
 		spend(b, guard.Normal)
@@ -922,7 +918,7 @@ func TestSlowRatesLeakHoweverOftenTheyAreLookedAt(t *testing.T) {
 // Calls that are under way stay so when Redis has lost its word of them, to a
 // failover or an eviction, or has taken their process for dead; and a beat that
 // meets a call's end brings no dead slot.
-func TestCallsUnderWayAreToldAgainWhenRedisForgot(t *testing.T) {
+func TestCallsUnderWayAreReportedAgainAfterDataLoss(t *testing.T) {
 	l := perSecond(1000, 1000)
 	l.MaxInFlight = 3
 	inBubble(t, 2, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
@@ -972,9 +968,8 @@ func TestCallsUnderWayAreToldAgainWhenRedisForgot(t *testing.T) {
 	})
 }
 
-// Where the clock was set back, the slots of those who have gone last no longer than
-// any other.
-func TestSlotsOfTheDeadEndThoughTheClockWentBack(t *testing.T) {
+// After a clock was set back, the slots of dead processes last no longer than others.
+func TestDeadSlotsEndAfterClockIsSetBack(t *testing.T) {
 	l := perSecond(1000, 1000)
 	l.MaxInFlight = 2
 	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, s *redistest.Embedded) {
@@ -1061,7 +1056,7 @@ func inBothTimes(t *testing.T, l budget.Limit, test func(t *testing.T, b *budget
 	}
 }
 
-func TestExhaustedBudgetSaysWhatHappened(t *testing.T) {
+func TestExhaustedErrorTellsWaitAndLimit(t *testing.T) {
 	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
 		spend(b, guard.Normal)
 		began, all := time.Now(), spends(t, b, 4, 2*time.Second)
@@ -1091,7 +1086,7 @@ func TestExhaustedBudgetSaysWhatHappened(t *testing.T) {
 	})
 }
 
-func TestExhaustedBudgetSaysWhatElseItAllows(t *testing.T) {
+func TestExhaustedErrorTellsOtherLimits(t *testing.T) {
 	l := perSecond(100, 100)
 	l.MaxInFlight = 2
 	inBubble(t, 1, l, budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
@@ -1151,7 +1146,7 @@ func TestRetryAfterIsWhenThereIsSomething(t *testing.T) {
 }
 
 // Those that wait are served before a call that comes again.
-func TestRetryAfterHeedsThoseWhoWait(t *testing.T) {
+func TestRetryAfterIncludesWaitersTime(t *testing.T) {
 	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
 		for _, c := range []struct {
 			most, want time.Duration

@@ -24,12 +24,12 @@ import (
 )
 
 // Real processes: this test binary, started again with a job in its environment.
-// A child says "ready", works until its standard input ends, and then tells what
-// it did.
+// A child says "ready", works until its standard input ends, and then prints
+// its counters.
 
 const childEnv = "STAMPEDE_BUDGET_CHILD"
 
-// A job is what a child does.
+// A job is the work of a child.
 type job struct {
 	Redis  string // address
 	User   string // of the Redis, with the password "pw"; empty: the default one
@@ -41,7 +41,7 @@ type job struct {
 	Policy guard.Policy
 }
 
-// A told is what a child tells at its end.
+// A told has the counters of a child at its end.
 type told struct {
 	Asked, Answered, Stale, Exhausted, Other int64
 	FirstOther                               string
@@ -128,7 +128,7 @@ func (d *demand) untilStdinEnds() told {
 	for ctx.Err() == nil {
 		due := int64(time.Since(start).Seconds() * float64(d.Demand))
 		for ; n.Load() < due; n.Add(1) {
-			if under.Load() > 2000 { // what can't be asked in time is asked for no more
+			if under.Load() > 2000 { // late calls are left out
 				continue
 			}
 			key := fmt.Sprint(os.Getpid(), "-", n.Load())
@@ -227,7 +227,7 @@ func startChild(t *testing.T, j job) *child {
 
 func (c *child) start() { fmt.Fprintln(c.in) }
 
-// finish ends the child's work and returns what it tells.
+// finish ends the child's work and returns its counters.
 func (c *child) finish(t *testing.T) told {
 	t.Helper()
 	_ = c.in.Close()

@@ -30,8 +30,7 @@ func (quiet) Printf(context.Context, string, ...any) {}
 //	STAMPEDE_BOUNDS=1 go test ./guard/budget -v -timeout 10m
 var bounds = os.Getenv("STAMPEDE_BOUNDS") == "1"
 
-// patient is for real servers on a loaded machine: what a budget does when Redis
-// is too slow for it is tested by itself.
+// patient is for real servers on a loaded machine. Other tests cover timeouts.
 var patient = budget.Options{Namespace: "test", RedisTimeout: 5 * time.Second}
 
 func open(t testing.TB, rdb redis.UniversalClient, l budget.Limit, o ...budget.Options) *budget.Budget {

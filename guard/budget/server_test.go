@@ -61,7 +61,7 @@ func TestScriptsAreLoadedAgainWhenRedisForgotThem(t *testing.T) {
 	}
 }
 
-func TestUserWithoutPermissionIsToldSo(t *testing.T) {
+func TestMissingPermissionIsAnError(t *testing.T) {
 	s := server(t)
 	admin := s.Client()
 	if err := admin.Do(t.Context(), "ACL", "SETUSER", "poor", "on", ">pw", "~*", "&*", "+@all", "-zadd").Err(); err != nil {
@@ -123,7 +123,7 @@ func TestBudgetWorksOnACluster(t *testing.T) {
 	}
 }
 
-// While Redis is away each process lives on its share; what it spent is charged
+// While Redis is away each process spends its share; the spent units are charged
 // when Redis is back.
 func TestShareWhileRedisIsAway(t *testing.T) {
 	const procs = 4
@@ -141,7 +141,7 @@ func TestShareWhileRedisIsAway(t *testing.T) {
 			t.Fatalf("%+v, %v", st, err)
 		}
 	}
-	before := all[0].Spent()
+	before := all[0].Known().Spent
 	proxy.Cut()
 	for _, b := range all {
 		_ = spend(b, guard.Normal)
@@ -220,7 +220,7 @@ func TestDebtIsNotForgottenWhileRedisIsAway(t *testing.T) {
 	}
 }
 
-func TestPauseLearntWhileRedisIsAwayIsToldLater(t *testing.T) {
+func TestPauseDuringAnOutageIsReportedLater(t *testing.T) {
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
 	l := budget.Limit{Rate: 1000, Per: time.Second, Burst: 100}
@@ -240,7 +240,7 @@ func TestPauseLearntWhileRedisIsAwayIsToldLater(t *testing.T) {
 	if err := proxy.Restore(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the pause to be told", func() bool { return !spend(b, guard.Critical) && b.Paused() > 30*time.Second })
+	waitFor(t, "the pause to be told", func() bool { return !spend(b, guard.Critical) && b.Known().Paused > 30*time.Second })
 }
 
 func TestProcessThatNeverReachedRedisAssumesOthers(t *testing.T) {
@@ -274,8 +274,8 @@ func waitFor(t *testing.T, what string, true func() bool) {
 }
 
 // BenchmarkCheck reports the time that a check takes of Redis's one thread, mean
-// and median, from INFO commandstats and latencystats (Redis 7), which count what
-// a script runs as part of it. It is time on the clock: on a busy machine the mean
+// and median, from INFO commandstats and latencystats (Redis 7), which count the
+// commands of a script as part of it. It is time on the clock: on a busy machine the mean
 // tells of the others, so there is a script that does nothing beside it.
 func BenchmarkCheck(b *testing.B) {
 	b.Run("baseline", func(b *testing.B) {
@@ -366,8 +366,8 @@ func TestHugeDebtsStayNumbers(t *testing.T) {
 	}
 }
 
-// A refund that comes due while Redis is known to be away was told to nobody, and is
-// made when Redis is back, once; and it doesn't pay for what was spent meanwhile.
+// A refund during a known outage is made once, when Redis is back. It does not pay for
+// units that were spent meanwhile.
 func TestRefundWhileRedisIsAwayIsMadeLater(t *testing.T) {
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
@@ -395,13 +395,13 @@ func TestRefundWhileRedisIsAwayIsMadeLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		waitFor(t, "Redis to be back", func() bool { st, _ := a.Peek(t.Context()); return !st.Away })
-		// What is owed may still be on its way.
+		// The debt may still be on its way.
 		waitFor(t, "35 of 100 to be spent", func() bool {
 			st, err := b.Peek(t.Context())
 			return err == nil && st.Spent == 35 && st.Remaining == 65
 		})
 	}
-	// What Redis has forgotten needs no refund: it isn't set off against a debt either.
+	// Units that Redis has forgotten are not refunded, and not set off against a debt.
 	proxy.Cut()
 	waitFor(t, "it to know that Redis is away", func() bool { st, _ := a.Peek(t.Context()); return st.Away })
 	if err := s.Client().Del(t.Context(), "test:budget:{vendor}:state").Err(); err != nil {

@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -11,179 +12,116 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-const (
-	// ahead is how far ahead of its time a waiting call may be granted: enough that
-	// nothing is lost while those who wait ask again, and no more than a Critical
-	// call can bear to find in front of it.
-	ahead = 20 * time.Millisecond
-	// shortNap is the least time between two questions of one that waits.
-	shortNap = 5 * time.Millisecond
-	// slotPoll is how often one that waits asks for a place among MaxInFlight.
-	slotPoll = 25 * time.Millisecond
-	// remembered is how long a refusal is at most believed without asking again:
-	// refunds and the end of a pause may come before the time that was told. For
-	// Background it is at least that, and longer where the time is, as nobody waits.
-	remembered           = 50 * time.Millisecond
-	rememberedBackground = 250 * time.Millisecond
-)
-
-// A gate lets those who wait in this process ask in turn, so that questions
-// don't grow with callers.
-type gate struct {
-	turn    chan struct{}
-	waiting atomic.Int32
-	until   time.Time // the latest deadline of those who wait or have waited; guarded by Budget.mu
-}
-
-// A verdict is the answer to one question for a call.
-type verdict struct {
-	granted bool
-	wait    time.Duration // until the call may be made, or until it is worth asking again
-	full    bool          // too many calls are under way: wait is only a poll
-	expense *expense
-}
-
-// Spend takes the cost of a call from the budget, at once, or within s.MaxWait
-// when it is there: one round trip, and none where it is known that there is
-// nothing. Settle the expense when the call is over.
-//
-// Errors: [*ExhaustedError], at once where s.MaxWait is too short for the next
-// slot that is known of; the cause of ctx's end; [ErrClosed].
-func (b *Budget) Spend(ctx context.Context, s guard.Spending) (guard.Expense, error) {
-	s.Cost = cost(s.Cost)
-	if s.Priority > guard.Critical {
-		return nil, fmt.Errorf("budget: Spend: there is no %v", s.Priority)
-	}
-	e, err := b.spend(ctx, demand{s, time.Now()})
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
-}
-
-// A demand is a call's spending, and since when it wants that.
+// A demand is the spending of one call.
 type demand struct {
 	guard.Spending
-	began time.Time
+	began  time.Time
+	queued int32 // 1 if it is counted in gate.waiting
 }
 
 func (d *demand) deadline() time.Time { return d.began.Add(d.MaxWait) }
 
-// tooLate reports whether something that comes after a wait comes too late.
-func (d *demand) tooLate(wait time.Duration) bool { return !time.Now().Add(wait).Before(d.deadline()) }
-
-func (b *Budget) spend(ctx context.Context, d demand) (*expense, error) {
-	if ctx == nil {
+// Spend takes the cost of a call from the budget, at once or within s.MaxWait. It takes
+// one round trip, and none if a refusal is known. Settle the expense when the call is
+// over.
+//
+// Errors: [*ExhaustedError], at once if the units come after s.MaxWait; the cause of
+// ctx's end; [ErrClosed].
+func (b *Budget) Spend(ctx context.Context, s guard.Spending) (guard.Expense, error) {
+	switch {
+	case s.Priority > guard.Critical:
+		return nil, fmt.Errorf("budget: Spend: there is no %v", s.Priority)
+	case ctx == nil:
 		return nil, errNilContext
-	}
-	if ctx.Err() != nil {
+	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	}
-	g := &b.gates[d.Priority]
-	if d.MaxWait <= 0 || g.waiting.Load() == 0 {
-		v, err := b.ask(ctx, d)
-		switch {
-		case err != nil:
+	s.Cost = clampCost(s.Cost)
+	d, v, err := demand{Spending: s, began: time.Now()}, verdict{}, error(nil)
+	if s.MaxWait <= 0 || b.gates[s.Priority].waiting.Load() == 0 {
+		v, err = b.ask(ctx, d)
+	}
+	if err == nil && !v.granted {
+		v, err = b.queue(ctx, d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	e := &expense{b: b, cost: s.Cost, slot: v.slot, taken: v.taken, local: v.local}
+	if v.wait > 0 {
+		if err := b.server.wait(ctx, v.wait, nil); err != nil {
+			e.Settle(0)
 			return nil, err
-		case v.granted:
-			return v.expense, b.sleep(ctx, v)
-		case d.tooLate(v.wait):
-			return nil, b.exhausted(d, v, int(g.waiting.Load()))
 		}
 	}
-	return b.queue(ctx, d, g)
+	return e, nil
 }
 
-// queue waits for a turn, and then for a slot.
-func (b *Budget) queue(ctx context.Context, d demand, g *gate) (*expense, error) {
+// queue waits for a turn to ask, and then for a grant.
+func (b *Budget) queue(ctx context.Context, d demand) (verdict, error) {
+	g := &b.gates[d.Priority]
 	g.waiting.Add(1)
 	defer g.waiting.Add(-1)
+	d.queued = 1
 	b.mu.Lock()
-	if d.deadline().After(g.until) {
-		g.until = d.deadline()
-	}
+	g.until = later(g.until, d.deadline())
 	b.mu.Unlock()
-	others := func() int { return int(g.waiting.Load()) - 1 }
 	timeout := time.NewTimer(time.Until(d.deadline()))
 	defer timeout.Stop()
 	select {
 	case g.turn <- struct{}{}:
+		defer func() { <-g.turn }()
 	case <-timeout.C:
-		return nil, b.exhausted(d, b.nextSlot(d.Spending), others())
+		return verdict{}, b.exhausted(d, b.estimate(d.Spending))
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	case <-b.ctx.Done():
-		return nil, b.errClosed
+		return verdict{}, context.Cause(ctx)
+	case <-b.server.ctx.Done():
+		return verdict{}, b.server.errClosed
 	}
-	var v verdict
 	for {
-		var err error
-		if v, err = b.ask(ctx, d); err != nil {
-			<-g.turn
-			return nil, err
+		v, err := b.ask(ctx, d)
+		if err != nil || v.granted {
+			return v, err
 		}
-		if v.granted {
-			break
-		}
-		if d.tooLate(v.wait) {
-			<-g.turn
-			return nil, b.exhausted(d, v, others())
-		}
-		// To ask shortly before the slot: what is granted then is ahead of its time.
+		// A question shortly before the time of the units is granted ahead.
 		nap := max(shortNap, v.wait-ahead/2) - time.Duration(rand.Int64N(int64(shortNap/2)))
 		var freed chan struct{}
 		if v.full {
 			freed = b.freed
 		}
-		if err := b.pause(ctx, nap, freed); err != nil {
-			<-g.turn
-			return nil, err
+		if err := b.server.wait(ctx, nap, freed); err != nil {
+			return v, err
 		}
 	}
-	<-g.turn // the next may ask while this one waits for its moment
-	return v.expense, b.sleep(ctx, v)
 }
 
-// sleep waits until a grant may be used; who gives up gives it back.
-func (b *Budget) sleep(ctx context.Context, v verdict) error {
-	if v.wait <= 0 {
-		return nil
+// estimate is the verdict on a call that got no turn in time.
+func (b *Budget) estimate(s guard.Spending) verdict {
+	now := time.Now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if v, ok := b.refusals.find(now, s); ok {
+		return v
 	}
-	err := b.pause(ctx, v.wait, nil)
-	if err != nil {
-		v.expense.Settle(0)
+	_, wait := b.currentLocked().next(now, s)
+	if wait <= 0 && !b.away { // units are not the reason
+		return verdict{wait: slotPoll, full: b.limit.MaxInFlight > 0}
 	}
-	return err
+	return verdict{wait: wait}
 }
 
-// pause waits for d, or for early.
-func (b *Budget) pause(ctx context.Context, d time.Duration, early <-chan struct{}) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-early:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-b.ctx.Done():
-		return b.errClosed
-	}
-}
-
-// exhausted is the error for a call that v was the last answer for, while so many
-// others wait in this process.
-func (b *Budget) exhausted(d demand, v verdict, others int) error {
-	e := &ExhaustedError{Budget: b.name, RetryAfter: v.wait, Allows: b.limit.words()}
+// exhausted is the error of a call with the last verdict v.
+func (b *Budget) exhausted(d demand, v verdict) error {
+	allows := fmt.Sprintf("%d in %v, with a burst of %d", b.limit.Rate, b.limit.Per, b.limit.Burst)
+	e := &ExhaustedError{Budget: b.name, RetryAfter: v.wait, Allows: allows}
 	switch {
-	case v.full: // a call may end at any time, so the time is only a poll
+	case v.full: // a call may end at any time, so the wait is only a poll interval
 		e.Allows = fmt.Sprintf("%d calls under way at once", b.limit.MaxInFlight)
 	case b.Known().Paused > 0:
 		e.Allows = "nothing while the upstream wants a pause"
 		fallthrough
 	default:
-		e.RetryAfter += b.takenBy(others, d, v.wait)
+		e.RetryAfter += b.takenByOthers(d, v.wait)
 	}
 	const ms = time.Millisecond
 	e.RetryAfter = max((e.RetryAfter + ms - 1).Truncate(ms), ms)
@@ -193,165 +131,137 @@ func (b *Budget) exhausted(d demand, v verdict, others int) error {
 	return e
 }
 
-// takenBy is how long the other waiters of this process are served before a call that
-// is made again after wait: one after the other, until the last of their deadlines.
-// Their cost isn't known; it counts as that of the call.
-func (b *Budget) takenBy(others int, d demand, wait time.Duration) time.Duration {
-	rate := b.limit.rate()
-	if b.isAway() {
-		rate = b.local.rate()
-	}
-	each := float64(max(d.Cost, 1)) / rate
+// takenByOthers is the time for which the other waiters of this process are served after
+// wait: one after the other, until the last of their deadlines. Their costs are unknown and
+// counted as d's.
+func (b *Budget) takenByOthers(d demand, wait time.Duration) time.Duration {
+	g := &b.gates[d.Priority]
+	others := float64(g.waiting.Load() - d.queued)
 	b.mu.Lock()
-	left := float64((time.Until(b.gates[d.Priority].until) - wait).Microseconds())
-	b.mu.Unlock()
-	if left <= 0 {
-		return 0
-	}
-	served := min(float64(others), math.Floor(left/each)+1)
-	return micros(int64(min(served*each, 1e15))) // as lua/state.lua bounds it
+	defer b.mu.Unlock()
+	each := float64(max(d.Cost, 1)) / b.currentLocked().rate()
+	left := float64((time.Until(g.until) - wait).Microseconds())
+	return micros(each * min(others, math.Floor(left/each)+1))
 }
 
-// ask asks once: this process's memory, then Redis, or the process's share while
-// Redis is away.
+// ask asks once. A refusal until after the deadline is an error.
 func (b *Budget) ask(ctx context.Context, d demand) (verdict, error) {
-	s := d.Spending
-	if v, ok := b.recall(s); ok {
+	v, err := b.question(ctx, d)
+	if err == nil && !v.granted && !time.Now().Add(v.wait).Before(d.deadline()) {
+		err = b.exhausted(d, v)
+	}
+	return v, err
+}
+
+// question goes to the known refusals, then to Redis, or to this process's share while
+// Redis is away.
+func (b *Budget) question(ctx context.Context, d demand) (verdict, error) {
+	early := max(0, min(ahead, time.Until(d.deadline())))
+	b.mu.Lock()
+	v, known := b.refusals.find(time.Now(), d.Spending)
+	away := b.away
+	b.mu.Unlock()
+	if known {
 		return v, nil
 	}
-	early := max(0, min(ahead, time.Until(d.deadline())))
-	if !b.isAway() {
-		v, err := b.askRedis(ctx, s, early)
+	if !away {
+		v, err := b.askRedis(ctx, d.Spending, early)
 		if err == nil {
 			return v, nil
 		}
 		if ctx.Err() != nil {
-			return verdict{}, context.Cause(ctx)
-		}
-		if b.ctx.Err() != nil {
-			return verdict{}, b.errClosed
+			return v, context.Cause(ctx)
 		}
 		b.wentAway(err)
 	}
-	if b.ctx.Err() != nil {
-		return verdict{}, b.errClosed
+	if b.server.ctx.Err() != nil {
+		return v, b.server.errClosed
 	}
-	wait, ok := b.local.take(time.Now(), s, early, b.holding())
-	v := verdict{granted: ok, wait: wait, full: !ok && wait == slotPoll}
-	if ok {
-		v.expense = &expense{b: b, cost: s.Cost, local: true}
-	}
-	return v, nil
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.local.take(time.Now(), d.Spending, early, len(b.held)), nil
 }
 
 func (b *Budget) askRedis(ctx context.Context, s guard.Spending, early time.Duration) (verdict, error) {
-	args := []any{
-		b.rate(), s.Cost, decimal(b.limit.capacity(s.Priority)), early.Microseconds(), b.limit.MaxInFlight,
-	}
-	slot := ""
+	slot, asked := "", time.Now()
+	args := []any{s.Cost, decimal(b.limit.capacity(s.Priority)), early.Microseconds(), b.limit.MaxInFlight}
 	if b.limit.MaxInFlight > 0 {
 		slot = b.newSlot()
-		args = append(args, slot, b.opts.SlotTTL.Microseconds(), b.names.alive)
-		b.hold(slot, s.MaxHold)
+		args = append(args, slot, b.opts.SlotTTL.Microseconds(), b.server.prefix+"alive:")
 	}
-	keys := []string{b.names.state, b.names.inflight, b.names.doubted}
-	asked := time.Now()
-	// A grant whose answer comes too late is given back.
-	r, err := b.call(ctx, spendScript, keys, args, func(r report) {
+	r, err := b.call(ctx, spendScript, func(r report) {
 		if r.first == 0 {
 			(&expense{b: b, cost: s.Cost, slot: slot, taken: r.taken}).Settle(0)
 		}
-	})
+	}, nil, args...)
 	if err != nil {
-		b.release(slot)
 		return verdict{}, err
 	}
-	b.heard(r)
-	wait := micros(r.second)
-	if r.first != 0 {
-		b.release(slot)
-		v := verdict{wait: wait}
-		if r.first == 3 { // calls end at any time, whatever their slots say
-			v.wait, v.full = min(wait, slotPoll), true
+	v := verdict{wait: micros(float64(r.second)), full: r.first == 3}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r.first == 0 {
+		if slot != "" {
+			b.held[slot] = asked.Add(cmp.Or(max(s.MaxHold, 0), defaultHold))
 		}
-		b.remember(s, asked, v)
+		v.granted, v.slot, v.taken = true, slot, r.taken
 		return v, nil
 	}
-	b.granted(slot)
-	return verdict{granted: true, wait: wait, expense: &expense{b: b, cost: s.Cost, slot: slot, taken: r.taken}}, nil
+	if v.full { // calls end at any time, whatever the expiry of their slots
+		v.wait = min(v.wait, slotPoll)
+	}
+	b.refusals.add(s, asked, v)
+	return v, nil
 }
 
-// An expense is a grant, to be settled once.
+// newSlot names a call for MaxInFlight. The plus sign says that Redis confirmed this
+// process's subscription: only then can lua/spend.lua miss the process.
+func (b *Budget) newSlot() string {
+	mark := "-"
+	if b.alive.seen.Load() {
+		mark = "+"
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.counter++
+	return fmt.Sprintf("%s.%d%s", b.process, b.counter, mark)
+}
+
+// An expense is a grant, which is settled once.
 type expense struct {
 	b       *Budget
 	cost    int
 	slot    string // of a call that counts as under way; empty: none
-	local   bool   // of this process's share
-	taken   int64  // when, as the report has it
+	local   bool   // granted from this process's share
+	taken   int64  // see report
 	settled atomic.Bool
 }
 
-// Settle implements [guard.Expense]. It asks Redis only if there is something to
-// tell; what can't be told is told later.
+// Settle implements [guard.Expense]. It asks Redis only if there is a difference or a
+// slot to report. A report that fails is made later.
 func (e *expense) Settle(actual int) {
 	if e.settled.Swap(true) {
 		return
 	}
-	diff := cost(actual) - e.cost
+	b, diff := e.b, clampCost(actual)-e.cost
+	b.mu.Lock()
+	delete(b.held, e.slot)
+	here := e.local && b.away
 	if e.local {
-		e.b.local.ended()
-		e.b.wake()
-		if e.b.isAway() {
-			e.b.local.settle(diff)
-			return
-		}
+		b.local.calls--
+		signal(b.freed)
 	}
-	e.b.release(e.slot)
-	if diff == 0 && e.slot == "" {
+	if here {
+		b.local.settle(diff)
+	}
+	b.mu.Unlock()
+	if here || diff == 0 && e.slot == "" {
 		return
 	}
-	var gone []string
+	d := difference(int64(diff))
+	d.taken = e.taken
 	if e.slot != "" {
-		gone = []string{e.slot}
+		d.slots = []string{e.slot}
 	}
-	e.b.settle(difference(int64(diff)), e.taken, gone)
-}
-
-func (b *Budget) settle(d debt, taken int64, gone []string) {
-	if !b.isAway() {
-		err := b.tellDebt(context.Background(), d, taken, gone)
-		if err == nil {
-			return
-		}
-		b.wentAway(err)
-		d.refund = 0 // one that may have been made is not made twice
-	}
-	b.owe(d, gone...)
-	b.beatSoon()
-}
-
-// tellDebt is lua/settle.lua.
-func (b *Budget) tellDebt(ctx context.Context, d debt, taken int64, gone []string) error {
-	args := []any{b.rate(), decimal(d.level), d.spent, d.refund, taken}
-	for _, slot := range gone {
-		args = append(args, slot)
-	}
-	r, err := b.call(ctx, settleScript, []string{b.names.state, b.names.inflight}, args, nil)
-	if err != nil {
-		return err
-	}
-	b.heard(r)
-	if d.refund > 0 || len(gone) > 0 {
-		b.forget()
-		b.wake()
-	}
-	return nil
-}
-
-// wake lets the first of those who wait in this process ask again.
-func (b *Budget) wake() {
-	select {
-	case b.freed <- struct{}{}:
-	default:
-	}
+	b.settle(d)
 }

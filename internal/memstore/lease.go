@@ -103,6 +103,9 @@ func (m *Store) giveBack(ctx context.Context, r *store.Return) (bool, error) {
 		m.giveUp(l.Key, l.Token, now)
 		return false, nil
 	}
+	if r.Trace != nil {
+		k.publish(store.Message{Signal: store.Traced, Token: l.Token, Body: bytes.Clone(r.Trace)})
+	}
 	if r.Entry == nil {
 		k.fail(r, now)
 	} else if err := m.fillLocked(k, r, now); err != nil {

@@ -2,24 +2,34 @@ package mutants
 
 import "slices"
 
-// guardMutants are of what a guard does for one key.
+// guardMutants are of the engine, for one key.
 func guardMutants() []Mutant {
-	noSharingRule := Patch{"guard", "	case num >= o.moment:\n", "	case false:\n"}
+	noSharingRule := Patch{"guard", "	case number >= o.moment:\n", "	case false:\n"}
 	return slices.Concat(quick(
 		Mutant{Name: "every outcome is shared", Patches: []Patch{noSharingRule}, Check: Sim(300, "P3")},
-		in("guard", "waiters believe a message about any lease", "if m.Token == p.ask.LastHeld {", "if m.Signal != cache.Confirmed {",
+		in("guard", "waiters believe a message about any lease", "if m.Token == f.request.LastHeld {", "if m.Signal != store.Confirmed {",
 			Test("guard", "TestWordOfAnotherLeaseIsNoOutcome")),
 		in("guard", "the outcome of a filled message is shared with all callers",
-			"source: Waited, stored: true, entry: r, at: time.Now(), moment: p.heldMoment}", "source: Waited, stored: true, entry: r, at: time.Now(), moment: always}",
+			"source: Waited, stored: true, entry: r, at: time.Now(), moment: f.heldMoment}", "source: Waited, stored: true, entry: r, at: time.Now(), moment: always}",
 			Test("guard", "TestLateMessageIsNotForLaterCallers")),
-		in("guard", "the outcome of a pause is shared with all callers", "return &outcome{err: err, moment: p.moment}\n	case cache.Quarantined", "return &outcome{err: err, moment: always}\n	case cache.Quarantined",
+		in("guard", "the outcome of a pause is shared with all callers", "return &outcome{err: err, moment: f.moment}\n	case store.Quarantined", "return &outcome{err: err, moment: always}\n	case store.Quarantined",
 			Test("guard", "TestPauseIsNotForCallersAfterAReset")),
-		in("guard", "a quarantine is believed at the first answer", "if !p.suspicious {", "if false {",
+		in("guard", "a quarantine is believed at the first answer", "if !f.suspicious {", "if false {",
 			Test("guard", "TestQuarantineIsBelievedOnlyWhenAnsweredTwice")),
-		in("guard", "a fetch's failure is kept to itself", "done.OK, done.Err = p.store.Fail(ctx, e.back.Lease, e.back.Failure, e.back.Pause)", "done.OK = true", Sim(300, "leak")),
-		in("guard", "callers wait for Redis whatever their deadline", "r, err := e.store.Read(c.ctx, e.storeKey(c.key))", "r, err := e.store.Read(context.WithoutCancel(c.ctx), e.storeKey(c.key))", Sim(300, "P4")),
+		in("guard", "a fetch's failure is kept to itself", "	end.back = store.Return{\n", "	_ = store.Return{\n", Test("guard", "TestFailingFetchFailsEveryWaiterOnce")),
+		in("guard", "callers wait for Redis whatever their deadline", "	case <-ctx.Done():\n		return &read{err: context.Cause(ctx)}\n", "", Sim(300, "P4")),
 	), []Mutant{
 		{Name: "every outcome is shared, between real processes", Patches: []Patch{noSharingRule}, Check: Test("internal/harness/linear", "TestHistoriesAreLinearizable")},
+		in("guard", "an entry that an acquire returned is for all callers", "	o.moment = f.moment\n	if f.kind == forced {", "	o.moment = always\n	if f.kind == forced {", Sim(1000, "P3")),
+		in("guard", "a failure that an acquire told is for all callers", "return &outcome{err: decodeFailure(a.Failure, &f.e.policy), moment: f.heldMoment}", "return &outcome{err: decodeFailure(a.Failure, &f.e.policy), moment: always}",
+			Sim(3000, "old failure")),
+		in("guard", "a value whose fill was refused is for all callers", "		o.moment = end.start\n	}\n	if entry == nil {", "		_ = o\n	}\n	if entry == nil {", Sim(1000, "P3", "sharing")),
+		in("guard", "a waiter does not ask again after it is confirmed", "	if f.abandoned() {\n		return retryOutcome()", "	if f.unwatched.IsZero() {\n		return f.wait(ctx, left)\n	}\n	if f.abandoned() {\n		return retryOutcome()", Sim(300, "P4 returns")),
+		in("guard", "a value that was not modified keeps no stamp of its own", "entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = old.Stamp.Epoch, old.Stamp.N, stamp.N", "entry.Renewed = stamp.N",
+			Test("guard", "TestDeleteTagHidesEarlierFetchesFromLaterCallers", "TestDeletedValueIsNeverRenewed", "TestRenewalKeepsTheTagsOfTheValue")),
+		in("guard", "a stale value that was deleted is renewed", "	if l.told {\n		p.recheck(turns)\n	}\n", "", Test("guard", "TestDeletedValueIsNotRenewedAfterAWait", "TestDeletedValueIsNeverRenewed", "TestDeletedValueIsNotRenewedByAGet")),
+		in("guard", "a fallback from before a caller came is lent to it", "if l := f.fallback.Load(); rd == nil && l != nil && number < l.moment {", "if l := f.fallback.Load(); rd == nil && l != nil {", Test("guard", "TestLaterCallersBorrowNoDeletedValue")),
+		in("guard", "silence of Redis ends the wait for a holder", "	case f.outwaits(a.Err):\n		return f.wait(l.ctx, time.Until(f.heldUntil))\n", "", Test("guard", "TestWaiterInSilenceOutwaitsTheLease")),
 		{
 			Name:    "every Get asks for its lease unread",
 			Patches: []Patch{{"guard", "const missesInARow = 16", "const missesInARow = 0"}},

@@ -2,26 +2,19 @@ package mutants
 
 import "slices"
 
-// manyMutants are of GetMany, and of what it asks of its store.
+// manyMutants are of GetMany, and of the store's calls for many keys.
 func manyMutants() []Mutant {
-	insistent := Patch{
-		"cache", "	return Returned{err == nil && (r.releases() || answer.value == int64(1)), err}",
-		`	if r.Entry != nil && err == nil && answer.value != int64(1) {
-		return Returned{true, s.Set(ctx, r.Lease.Key, r.Entry)}
-	}
-	return Returned{err == nil && (r.releases() || answer.value == int64(1)), err}`,
-	}
 	return slices.Concat(quick(
-		in("guard", "a value of GetMany is put into the near cache with a later ticket",
-			"m.near.put(keys[i], m.tickets[i], value", "m.near.put(keys[i], m.near.ticket(keys[i]), value",
-			Test("guard", "TestGetManyKeepsNoInvalidatedValueNear")),
-		in("cache", "a pipeline's answers are given to each other's keys", "		all[i].Answer, all[i].Err = r.acquired()\n", "		all[len(replies)-1-i].Answer, all[len(replies)-1-i].Err = r.acquired()\n",
-			Sim(100, "value").Of("many")),
+		in(redisStore, "a pipeline's answers are given to each other's keys", `classified(x.n, "acquire", x.r.scripts.replies[k])`, `classified(x.n, "acquire", x.r.scripts.replies[len(x.places)-1-k])`,
+			Sim(100, "value", "fence", "P2", "error", "leak").Of("many")),
 	), []Mutant{
 		{Name: "a batch stores what was refused", Patches: []Patch{insistent}, Check: Sim(300, "P2").Of("many")},
 		{Name: "a batch stores what was refused, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3").Of("many")},
-		in("guard", "a batch takes its stamp after its fetch", "	b.withStale(live, rs)\n", "	stamp, stampErr = b.stamp(live)\n	b.withStale(live, rs)\n", Sim(1000, "P3").Of("many")),
-		in("guard", "leases of a fetch in parts last for one part", "ask.RenewFor = min(ask.RenewFor, cache.MaxTTL/fetches) * fetches", "ask.RenewFor = min(ask.RenewFor, cache.MaxTTL/fetches)", Sim(1000, "calm").Of("many")),
-		in("cache", "a pipeline's unanswered tokens are left as asked for", "			s.ledger.leave(tokens[j])\n", "", Sim(300, "leak").Of("many")),
+		in("guard", "a batch takes its stamp after its fetch", "	ends := make([]ending, len(turns))\n	for i, t := range turns {\n		ends[i] = t.endSafely(fills[i])", "	p.stamp, p.stampErr = p.l.e.store.Stamp(p.l.ctx)\n	ends := make([]ending, len(turns))\n	for i, t := range turns {\n		ends[i] = t.endSafely(fills[i])",
+			Test("guard", "TestTagDeletedWhileABatchIsFetched")),
+		in("guard", "the last part of a batch uses the first one's stamp", "!waited && p.keys.now == 0 && turns", "!waited && turns", Test("guard", "TestTagDeletedBeforeAPartSpoilsNothing")),
+		in("guard", "leases of a fetch in parts last for one part", "		r.RenewFor = min(r.RenewFor, store.MaxTTL/parts) * parts\n", "", Sim(1000, "calm").Of("many")),
+		in("guard", "a flight of several keeps waiting with its leader", "			l.part(f)\n			f.next <- a\n", "			f.next <- a\n", Test("guard", "TestReversedBatchesDoNotDeadlock", "TestOverlappingBatchesFetchEachKeyOnce", "TestBatchTakesOverKeysOfDeadHolders")),
+		in(redisStore, "a pipeline's unanswered tokens are left as asked for", "				answers[i] = s.unanswered(&asked[j], fate, err)\n", "				answers[i] = store.Answer{Err: err}\n", Sim(300, "leak").Of("many")),
 	})
 }

@@ -2,41 +2,46 @@ package mutants
 
 import "slices"
 
-// storeMutants are of the Redis store.
+const (
+	redisStore  = "internal/redisstore"
+	memoryStore = "internal/memstore"
+	contract    = "internal/store"
+)
+
+// conformance is the suite of the contract, in fake time on the embedded server.
+var conformance = Test(redisStore, "TestEmbeddedConformsInFakeTime")
+
+// insistent stores an entry whose lease is gone.
+var insistent = Patch{
+	redisStore, "			all[i] = store.Returned{OK: err == nil && (sent[i].Releases()",
+	`			if sent[i].Entry != nil && err == nil && answer.value != int64(1) {
+				all[i] = store.Returned{OK: true, Err: s.Change(ctx, []store.Change{{Kind: store.Set, Key: sent[i].Lease.Key, Entry: sent[i].Entry}})[0]}
+				continue
+			}
+			all[i] = store.Returned{OK: err == nil && (sent[i].Releases()`,
+}
+
+// storeMutants are of the stores.
 func storeMutants() []Mutant {
-	insistent := Patch{
-		"cache", `	return s.giveBack(ctx, l, "fill", s.filling(l, e))`,
-		`	ok, err := s.giveBack(ctx, l, "fill", s.filling(l, e))
-	if err == nil && !ok {
-		ok, err = true, s.Set(ctx, l.Key, e)
-	}
-	return ok, err`,
-	}
 	return slices.Concat(quick(
 		Mutant{Name: "the store writes what fill refused", Patches: []Patch{insistent}, Check: Sim(100, "P2")},
-		in("cache", "reads join one that was sent before", `	bt := b.join(func() *batch { return b.collecting(name) }, func(bt *batch) { i = bt.entries.add(name) })
-`, `	var bt *batch
-	b.mu.Lock()
-	for _, u := range b.under {
-		if u.entries.has(name) {
-			bt, i = u, u.entries.place(name)
-		}
-	}
-	b.mu.Unlock()
-	if bt == nil {
-		bt = b.join(func() *batch { return b.collecting(name) }, func(bt *batch) { i = bt.entries.add(name) })
-	}
-`, Sim(300, "P3")),
-		in("cache", "the client may send scripts again by itself", "NoRetry() bool { return true }", "NoRetry() bool { return false }",
-			Test("cache", "TestScriptIsNotSentAgainByTheClient")),
-		in("cache", "Close leaves its subscription before its leases are released", `	err := s.releaseAll(s.ledger.held())
-	s.topo.close()
-`, `	s.topo.close()
-	err := s.releaseAll(s.ledger.held())
-`, Test("cache", "TestCloseReleasesItsLeasesWhileItIsWatched")),
+		in("guard", "reads join one that was sent before", "	case !lk.sent.Load():\n", "	case lk != nil:\n", Sim(1000, "P3")),
+		in(redisStore, "the client may send scripts again by itself", "NoRetry() bool { return true }", "NoRetry() bool { return false }",
+			Test(redisStore, "TestScriptIsNotSentAgainByTheClient")),
+		in(redisStore, "Close leaves its subscription before its leases are released", "	err := s.releaseAll(s.ledger.held())\n	s.topo.close()\n",
+			"	s.topo.close()\n	err := s.releaseAll(s.ledger.held())\n", Test(redisStore, "TestCloseReleasesItsLeasesWhileItIsWatched")),
+		in(memoryStore, "the memory store fills without its lease", "	if !k.heldBy(l.Token) {\n		m.giveUp", "	if false {\n		m.giveUp", Sim(1000, "P2").Of("memory")),
 	), []Mutant{
 		{Name: "the store writes what fill refused, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3")},
-		in("cache", "a deleted tag does not refuse a fill", "case uint64(deleted) > e.Stamp.N:", "case false:",
+		in(redisStore, "a deleted tag does not refuse a fill", "case uint64(deleted) > e.Stamp.N:", "case false:",
 			Test("internal/harness/linear", "TestHistoriesAreLinearizable")),
+		in(redisStore, "a record that may have forgotten a deletion counts", `store.Epoch([]byte(epoch)), text(4) != "1"`, "store.Epoch([]byte(epoch)), true", Test(redisStore, "TestUnsettledTagRecordHidesEntries")),
+		in(redisStore, "an entry's tags are taken to be those of its last read", "t.known == nil || !slices.Equal(t.known.tags, tags)", "t.known == nil", conformance),
+		in(redisStore, "the time is that at which TIME was sent", "if b.now = n.clock.now(answered); b.now == 0 {", "_ = answered\n	if b.now = n.clock.now(sent); b.now == 0 {", Test(redisStore, "TestSlowReadsMakeNoEntryYounger")),
+		in(redisStore, "TIME is not asked again after a suspension", "return max(monotonic, wall, 0), (wall - monotonic).Abs() > clockSlip", "_ = wall\n	return max(monotonic, 0), false", Test(redisStore, "TestSuspendedProcessTakesNoEntryForYounger")),
+		in(redisStore, "a late fill is as fresh as one in time", "aged.FreshFor = max(aged.FreshFor-late, time.Millisecond)", "_ = late", Test(redisStore, "TestLateReturnStoresNoYoungerEntry")),
+		in(redisStore, "a return without an answer is not tried again", "if !s.spawn(func() { s.giveBackLater(&later, start, ttl) }) {", "if _ = later; true {", Test(redisStore, "TestLateReturnStoresNoYoungerEntry")),
+		in(memoryStore, "a Delete in memory leaves the lease", "	case store.Delete:\n		k.endLease(now)\n", "	case store.Delete:\n", Sim(1000, "P3").Of("memory")),
+		in(memoryStore, "the memory store grants a lease that is held", "if watched || holder != r.Suspect {", "if false {", Sim(300, "fence").Of("memory")),
 	})
 }

@@ -78,7 +78,7 @@ func (c Check) String() string {
 
 // args are those of the check's test binary.
 func (c Check) args() []string {
-	args := []string{"-test.run=" + c.Run, "-test.failfast", "-test.timeout=" + timeout.String()}
+	args := []string{"-test.run=" + c.Run, "-test.failfast", "-test.timeout=" + c.timeout().String()}
 	if c.Seeds > 0 {
 		args = append(args, fmt.Sprintf("-seeds=%d", c.Seeds), "-rules="+strings.Join(c.Rules, ","), "-with="+c.With)
 	}

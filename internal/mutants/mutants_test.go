@@ -19,6 +19,18 @@ func TestListFitsTheSource(t *testing.T) {
 	}
 }
 
+func TestPageListsTheMutants(t *testing.T) {
+	t.Parallel()
+	var want strings.Builder
+	if err := mutants.WritePage(&want, mutants.All()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(root, "docs", "mutants.md"))
+	if err != nil || string(got) != want.String() {
+		t.Errorf("docs/mutants.md is old, %v: go run ./internal/cmd/mutants -page > docs/mutants.md", err)
+	}
+}
+
 // tiny is a module with a test for one of its two functions.
 func tiny(t *testing.T) (dir string) {
 	t.Helper()

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 )
@@ -44,4 +45,37 @@ func WriteJSON(w io.Writer, results []Result) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(results)
+}
+
+// WritePage writes the page docs/mutants.md: each mutant, the source that it changes, and
+// the check that must find it.
+func WritePage(w io.Writer, all []Mutant) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Mutants\n\n<!-- Made by: go run ./internal/cmd/mutants -page > docs/mutants.md -->\n\n"+
+		"Each of these %d mutants is the library with one rule taken out. `make mutants` tries them all: the check beside a mutant must fail.\n"+
+		"[guarantees.md](guarantees.md) has the promises that the rules stand for. *Simulation* is [internal/harness/sim](../internal/harness/sim).\n\n"+
+		"| mutant | changes | found by |\n|---|---|---|\n", len(all))
+	for _, m := range all {
+		var where []string
+		for _, p := range m.Patches {
+			if !slices.Contains(where, "`"+p.In+"`") {
+				where = append(where, "`"+p.In+"`")
+			}
+		}
+		found := m.Check.page()
+		if m.Equivalent != "" {
+			found = "nothing, and must not: " + m.Equivalent
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", m.Name, strings.Join(where, ", "), found)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// page is the check as the page names it.
+func (c Check) page() string {
+	if c.Seeds > 0 {
+		return "simulation: " + c.String()
+	}
+	return "`" + c.Package + "`: `" + strings.Join(c.tests(), "`, `") + "`"
 }

@@ -15,8 +15,12 @@ import (
 	"time"
 )
 
-// timeout bounds a check. A mutant may make it hang, which counts as found.
+// timeout bounds a check by tests. A mutant may make it hang, which counts as found.
 const timeout = 2 * time.Minute
+
+// timeout bounds a check. Seeds take as long as they are many, and never hang: one that does
+// not end is a violation.
+func (c Check) timeout() time.Duration { return timeout + time.Duration(c.Seeds)*time.Second/2 }
 
 // A Verdict says what became of a mutant.
 type Verdict string
@@ -182,6 +186,8 @@ func (m *Mutant) judge(out string, err error) Result {
 	var exit *exec.ExitError
 	failed := strings.Contains(out, "--- FAIL: ") || strings.Contains(out, "panic: ") || strings.Contains(out, "fatal error: ")
 	switch {
+	case m.Check.Seeds > 0 && strings.Contains(out, "panic: test timed out"):
+		return Result{Verdict: Broken, Detail: fmt.Sprintf("mutants: %q: its check ran out of time", m.Name)}
 	case strings.Contains(out, "no tests to run"):
 		return Result{Verdict: Broken, Detail: fmt.Sprintf("mutants: %q: no test matches %s", m.Name, m.Check.Run)}
 	case err == nil && m.Equivalent != "":

@@ -1,10 +1,10 @@
-// Package outage finds out why a Redis node doesn't answer, so that errors can name
-// the node and the cause.
+// Package outage finds the reason why a Redis node does not answer, so that errors can
+// name the node and the cause.
 //
-// The Redis client hides the cause: it dials several times before it says that
-// nobody listens, and most calls have been given up by then. So a call that got no
-// answer in time starts a dial of its own, one at a time for each node, whose error
-// is kept until the node answers.
+// The Redis client hides the cause: it dials several times before it reports a refused
+// connection, and most calls have ended by then. So a call without an answer in time
+// starts a dial of its own, one at a time for each node. The error of that dial is kept
+// until the node answers.
 package outage
 
 import (
@@ -20,24 +20,23 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Node keeps what is known of why one Redis node doesn't answer. It is safe for
-// concurrent use.
+// A Node keeps the cause of one Redis node's outage. It is safe for concurrent use.
 type Node struct {
 	addr string
 	dial func(context.Context) (net.Conn, error) // nil: the client doesn't show how
 
-	outage atomic.Pointer[outage] // nil: the node answers, for all that is known
+	outage atomic.Pointer[outage] // nil: the last call was answered
 
 	mu      sync.Mutex
-	dialing chan struct{} // closed when the dial that is under way has ended; nil: none is
+	dialing chan struct{} // closed when the running dial has ended; nil: no dial runs
 }
 
 // An outage lasts from the first failed call until the next answer.
 type outage struct{ cause atomic.Pointer[error] }
 
-// NewNode returns the node that a client calls. It is named by the address in the
-// client's options, if they show one. Of a cluster's client it is the nodes that the
-// cluster's slots are read from, the first of which is dialled.
+// NewNode returns the node of a client, named by the address in the client's options. For
+// a cluster's client these are the nodes from which the slots are read, and the first of
+// them is dialled.
 func NewNode(client any) *Node {
 	n := &Node{}
 	switch c := client.(type) {
@@ -72,17 +71,16 @@ func (n *Node) Answered() {
 	}
 }
 
-// SaysNothing reports whether an error is only the end of a context, which doesn't
-// tell why the node didn't answer.
+// SaysNothing reports whether an error is only the end of a context, which has no cause.
 func SaysNothing(err error) bool {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 		return false
 	}
-	var network *net.OpError // whose timeouts count as the end of a context, too
+	var network *net.OpError // its timeouts count as the end of a context, too
 	return !errors.As(err, &network)
 }
 
-// Failed takes note of the error that a call failed with, unless it says nothing.
+// Failed records the error of a call, unless it says nothing.
 func (n *Node) Failed(err error) {
 	if SaysNothing(err) {
 		return
@@ -102,10 +100,9 @@ func (n *Node) current() *outage {
 // errSilent: the node isn't down.
 var errSilent = errors.New("it accepts connections, and sent no answer in time")
 
-// Silent is called when a call got no answer in time. It dials the node, for at most
-// d, to find out why, unless such a dial is under way. spawn starts a goroutine, or
-// returns false; the dial may outlast d if the client's dialer does not heed its
-// context.
+// Silent records that a call got no answer in time. It dials the node to find the cause,
+// for at most d, unless such a dial runs. spawn starts a goroutine, or returns false. The
+// dial may outlast d if the client's dialer ignores its context.
 func (n *Node) Silent(ctx context.Context, spawn func(func()) bool, d time.Duration) {
 	o := n.current()
 	if n.dial == nil {
@@ -146,7 +143,7 @@ func (n *Node) tryDial(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// Known waits for the dial that is under way, if there is one, until ctx ends.
+// Known waits for a running dial, until ctx ends.
 func (n *Node) Known(ctx context.Context) {
 	n.mu.Lock()
 	dialing := n.dialing
@@ -160,8 +157,8 @@ func (n *Node) Known(ctx context.Context) {
 	}
 }
 
-// Explain returns err with the node's address and the cause of its outage in its
-// text. Errors that name their node already, and nil, are returned as they are.
+// Explain adds the node's address and the cause of its outage to the text of err. It
+// returns nil, and errors that name their node, unchanged.
 func (n *Node) Explain(err error) error { return n.named(err, n.current()) }
 
 // Name is Explain for an error that is the cause.
@@ -175,16 +172,16 @@ func (n *Node) named(err error, o *outage) error {
 	return &Error{err, n.addr, o}
 }
 
-// An Error is that of a call to one node. It unwraps to the call's own error alone:
-// the cause may be an earlier call's, and is only told.
+// An Error is the error of a call to one node. It unwraps to the call's own error alone:
+// the cause may be from an earlier call.
 type Error struct {
 	err    error
 	addr   string
 	outage *outage
 }
 
-// Error tells the cause as far as it is known by now: a dial to find it out may have
-// begun with this very error.
+// Error includes the cause if it is known by now: a dial to find it may have begun with
+// this very error.
 func (e *Error) Error() string {
 	text := e.err.Error()
 	cause := ""

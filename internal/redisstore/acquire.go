@@ -87,9 +87,7 @@ func (s *Store) acquireTogether(ctx context.Context, requests []store.Request, p
 			all[k] = asked[j].inv
 		}
 		return n.scripts, scriptRequest(func(late []reply) {
-			for k, j := range some {
-				s.answeredLate(&asked[j], late[k])
-			}
+			s.answeredLate(late, func(k int) *asking { return &asked[some[k]] })
 		}, all...)
 	})
 	for _, x := range xs {
@@ -139,7 +137,11 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 		a := s.acquireOnce(ctx, r, over)
 		switch {
 		case errors.Is(a.Err, errUnsubscribed):
-			if err := s.awaitSubscription(ctx, r.Key, asked, deadline); err != nil {
+			err := s.awaitSubscription(ctx, r.Key, asked, deadline)
+			if s.closing.Load() {
+				err = store.ErrClosed // it has left its liveness channel
+			}
+			if err != nil {
 				return store.Answer{Err: err}
 			}
 		case errors.Is(a.Err, store.ErrUnavailable) && !resent && !r.Once && store.Ended(ctx) == nil && !errors.Is(a.Err, errBreakerOpen):
@@ -157,7 +159,9 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 // acquireOnce sends one acquire.
 func (s *Store) acquireOnce(ctx context.Context, r *store.Request, over store.Token) store.Answer {
 	q := s.ask(r, over)
-	value, fate, err := s.call(ctx, "acquire", q.inv, func(late reply) { s.answeredLate(&q, late) })
+	value, fate, err := s.call(ctx, "acquire", q.inv, func(late reply) {
+		s.answeredLate([]reply{late}, func(int) *asking { return &q })
+	})
 	if fate != gotAnswer {
 		return s.unanswered(&q, fate, err)
 	}
@@ -208,14 +212,22 @@ func (s *Store) unanswered(q *asking, fate fate, err error) store.Answer {
 	return store.Answer{Err: err}
 }
 
-// answeredLate accounts for an answer that no caller waits for any more. A grant is an
-// orphan and is given back: by a goroutine, as that may have to wait for this sender.
-func (s *Store) answeredLate(q *asking, r reply) {
-	switch a := parseAcquire(r.value); {
-	case r.err == nil && a.Verdict == store.Granted:
-		s.spawnCall(func() { _ = s.releaseAll([]owned{{q.r.Key, q.token}}) })
-	case r.err == nil && a.Err == nil:
-		s.ledger.forget(q.token)
+// answeredLate accounts for answers that no caller waits for any more. A granted lease is
+// returned, by a goroutine: that may have to wait for the sender that calls this.
+func (s *Store) answeredLate(late []reply, asking func(i int) *asking) {
+	var orphans []store.Return
+	for i, r := range late {
+		q := asking(i)
+		switch a := parseAcquire(r.value); {
+		case r.err != nil || a.Err != nil:
+		case a.Verdict == store.Granted:
+			orphans = append(orphans, store.Return{Lease: &store.Lease{Key: q.r.Key, Token: q.token, Names: q.names}})
+		default:
+			s.ledger.forget(q.token)
+		}
+	}
+	if len(orphans) > 0 {
+		s.spawn(func() { s.Return(context.Background(), orphans) })
 	}
 }
 

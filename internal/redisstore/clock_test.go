@@ -152,7 +152,7 @@ func TestWallClockThatIsSetChangesNoAge(t *testing.T) {
 }
 
 // The clocks of servers differ. After a failover ages may be off by that, as expiries are.
-func TestAgesAfterAFailoverAreOffByTheClocks(t *testing.T) {
+func TestFailoverShiftsAgesByTheClocks(t *testing.T) {
 	for _, ahead := range []time.Duration{time.Minute, -time.Minute} {
 		t.Run(fmt.Sprint(ahead), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -199,7 +199,7 @@ func failingOver(t *testing.T, old, now *redistest.Embedded) (*failover, *redis.
 }
 
 // A limiter may keep a pipeline back and leave its commands as they are.
-func TestTimeThatAHookKeepsBackIsNotUsed(t *testing.T) {
+func TestTimeDelayedByAHookIsNotUsed(t *testing.T) {
 	var kept atomic.Bool
 	errKept := errors.New("kept back")
 	hook := around(func(_ context.Context, cmds []redis.Cmder, next func() error) error {

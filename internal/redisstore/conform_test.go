@@ -80,11 +80,13 @@ func (s site) backend(t *testing.T) storetest.Backend {
 		Open: func(t *testing.T) store.Store {
 			network := &mortal{dial: s.dial}
 			client := s.client(network)
-			store, err := open(client, redisstore.Options{Namespace: namespace})
+			s, err := open(client, redisstore.Options{Namespace: namespace})
 			check(t, err)
-			networks[store] = network
+			networks[s] = network
 			t.Cleanup(func() { _ = client.Close() })
-			return store
+			// Many tests run at once: it may have had no time to find the nodes of a cluster.
+			eventually(t, func() bool { _, err := read(t.Context(), s, "none"); return err == nil })
+			return s
 		},
 		Kill: func(_ *testing.T, s store.Store) { networks[s].die() },
 		Plant: func(t *testing.T, key string, b []byte) {

@@ -158,7 +158,7 @@ func after(r *store.Return, late time.Duration) *store.Return {
 	if aged.FreshFor > 0 {
 		aged.FreshFor = max(aged.FreshFor-late, time.Millisecond)
 	}
-	return &store.Return{Lease: r.Lease, Entry: &aged}
+	return &store.Return{Lease: r.Lease, Entry: &aged, Trace: r.Trace}
 }
 
 // returning is one fill, fail or release.
@@ -175,7 +175,7 @@ func (s *Store) returning(r *store.Return) invocation {
 		bytes := r.Entry.Encode()
 		return fillScript.invoke(5,
 			names.entry, names.lease, names.tries, names.pause, names.failures,
-			l.Token[:], bytes, ttlArg(r.Entry.TTL), names.wake, wake.Encode(), rides(bytes), s.publish())
+			l.Token[:], bytes, ttlArg(r.Entry.TTL), names.wake, wake.Encode(), rides(bytes), s.publish(), traced(r))
 	case r.Failed:
 		wake := store.Message{Signal: store.FailedSignal, Token: l.Token}
 		pause := r.Pause
@@ -184,7 +184,7 @@ func (s *Store) returning(r *store.Return) invocation {
 		}
 		return failScript.invoke(5,
 			names.lease, names.tries, names.pause, names.failed(l.Token), names.failures,
-			l.Token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish(), flag(r.Declined))
+			l.Token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish(), flag(r.Declined), traced(r))
 	}
 	return s.releasing(names, l.Token)
 }
@@ -196,6 +196,15 @@ func (s *Store) releasing(names *nameWords, token store.Token) invocation {
 
 // ttlArg keeps an expiry positive: Redis refuses zero.
 func ttlArg(d time.Duration) int64 { return max(1, d.Milliseconds()) }
+
+// traced is the message with the trace context of a fetch, or empty.
+func traced(r *store.Return) []byte {
+	if r.Trace == nil {
+		return nil
+	}
+	m := store.Message{Signal: store.Traced, Token: r.Lease.Token, Body: r.Trace}
+	return m.Encode()
+}
 
 // rides reports whether an entry rides in its wake-up, as an argument.
 func rides(entry []byte) int { return flag(len(entry) <= store.MaxMessageBody) }

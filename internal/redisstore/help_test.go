@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -109,6 +110,11 @@ func eventually(t testing.TB, is func() bool) {
 			t.Fatal("it never happened")
 		}
 	}
+}
+
+// contains reports whether an error says all of that.
+func contains(err error, parts ...string) bool {
+	return err != nil && !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(err.Error(), part) })
 }
 
 // masterOf is the place of the master that serves a name.

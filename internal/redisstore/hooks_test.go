@@ -145,14 +145,17 @@ func (h *wall) hook() redis.Hook {
 }
 
 // bubble runs a test in fake time, on a store on an embedded server whose subscription is
-// live. The hook is the client's.
-func bubble(t *testing.T, opts redisstore.Options, hook redis.Hook, test func(t *testing.T, s *redisstore.Store, server *redistest.Embedded)) {
+// live. The hooks are the client's.
+func bubble(t *testing.T, opts redisstore.Options, hook redis.Hook, test func(t *testing.T, s *redisstore.Store, server *redistest.Embedded), further ...redis.Hook) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		server := redistest.RunEmbeddedInMemory(t)
 		client := server.Client()
 		if hook != nil {
 			client.AddHook(hook)
+		}
+		for _, h := range further {
+			client.AddHook(h)
 		}
 		s := opened(t, client, opts)
 		time.Sleep(time.Second)

@@ -146,7 +146,7 @@ func TestQueuedAcquireLeavesWithItsCaller(t *testing.T) {
 	}
 }
 
-func TestGrantWhoseCallerHasLeftIsReturned(t *testing.T) {
+func TestGrantOfADepartedCallerIsReturned(t *testing.T) {
 	s, g, admin := gated(t, isAcquire, redisstore.Options{})
 	answers := make(chan asked, 10)
 	open := g.shut(&g.way)

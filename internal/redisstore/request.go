@@ -92,6 +92,8 @@ func (n *node) start(ctx context.Context, q *queue, r *request) {
 	switch err := store.Ended(ctx); {
 	case err != nil:
 		r.end(queued, withdrawn, fmt.Errorf("%w: %w", errEndedBefore, err))
+	case n.s.ctx.Err() != nil:
+		r.end(queued, withdrawn, store.ErrClosed)
 	case !n.breaker.allow():
 		r.end(queued, withdrawn, n.away())
 	default:

@@ -193,7 +193,7 @@ func (n *node) pipeline(ctx context.Context, pipe redis.Pipeliner, all []*invoca
 			err = failed // every script answers something: a client's hook has kept it back
 		}
 		replies[i] = reply{value, err}
-		answered = answered || err == nil || isAnswer(err)
+		answered = answered || err == nil || isAnswer(err) || notCarriedOut(err)
 	}
 	if answered {
 		return nil

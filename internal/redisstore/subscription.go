@@ -34,6 +34,7 @@ type subscription struct {
 	begun   atomic.Bool
 	hears   atomic.Bool // invalidations published on the node reach this process
 	wasLive atomic.Bool // once at least
+	isLive  atomic.Bool // the state is live
 	started time.Time
 
 	mu       sync.Mutex // guards the requests only
@@ -384,6 +385,7 @@ func (u *subscription) confirmAlive(on bool) {
 	switch {
 	case on && u.state == connected:
 		u.state, u.liveAt = live, time.Now()
+		u.isLive.Store(true)
 		u.wasLive.Store(true)
 		u.signal()
 		u.n.s.report(store.Event{Kind: store.SubscriptionUp, Node: u.n.addr})
@@ -452,6 +454,7 @@ func (u *subscription) lose(why error) {
 	wasLive, useful := u.state == live || u.state == leaving, u.state == live && u.trusted()
 	u.conn.close()
 	u.conn, u.state = nil, pausing
+	u.isLive.Store(false)
 	u.writing, u.followed, u.follows = time.Time{}, false, false
 	u.sight.seenSince, u.sight.blind = time.Time{}, false
 	u.hears.Store(false)

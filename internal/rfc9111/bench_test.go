@@ -7,7 +7,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// What a hit costs: reading the request, the verdict, the form of the answer and
+// The cost of a hit: reading the request, the verdict, the form of the answer and
 // Cache-Status.
 func BenchmarkHit(b *testing.B) {
 	req := request("GET\nAccept: text/html\nAccept-Encoding: gzip, br")

@@ -96,7 +96,7 @@ func TestAnswerFor(t *testing.T) {
 	})
 }
 
-// What http.ServeContent makes of AnswerRanges is what RFC 9110, 14 asks for.
+// http.ServeContent answers AnswerRanges by RFC 9110, 14.
 func TestRangesAreServed(t *testing.T) {
 	body := []byte("0123456789")
 	serve := func(rangeField string) *httptest.ResponseRecorder {

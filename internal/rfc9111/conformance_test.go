@@ -189,16 +189,19 @@ func TestRulesAreListedOnce(t *testing.T) {
 	}
 }
 
-// The tests that the table names are there, in this package or in middleware.
+// The tests that the table names exist, in this package, middleware or transport.
 func TestNamedTestsExist(t *testing.T) {
-	here, there := testsIn(t, "."), testsIn(t, "../../middleware")
+	here := testsIn(t, ".")
+	there := map[string]map[string]bool{
+		"middleware": testsIn(t, "../../middleware"), "transport": testsIn(t, "../../middleware/transport"),
+	}
 	for _, r := range everyRule() {
 		if r.test == "" && r.state == kept {
 			t.Errorf("%s %s: kept, and no test is named", r.section, r.text)
 		}
 		for _, test := range strings.Split(r.test, ", ") {
 			pkg, name, qualified := strings.Cut(test, ".")
-			if test != "" && (!qualified && !here[test] || qualified && (pkg != "middleware" || !there[name])) {
+			if test != "" && (!qualified && !here[test] || qualified && !there[pkg][name]) {
 				t.Errorf("%s %s: there is no %s", r.section, r.text, test)
 			}
 		}

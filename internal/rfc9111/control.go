@@ -3,46 +3,89 @@ package rfc9111
 import (
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dunglas/httpsfv"
 )
-
-// ResponseControl is what a response's Cache-Control says, or the targeted field
-// that takes its place.
-type ResponseControl struct {
-	// Field is the name of the field that rules, in its canonical form. It is
-	// empty if the response has none.
-	Field string
-
-	NoStore, NoTransform            bool
-	Public, Private, NoCache        bool // the latter two without field names
-	MustRevalidate, ProxyRevalidate bool
-	MustUnderstand, Immutable       bool
-	PrivateFields, NoCacheFields    []string // private="…" and no-cache="…", canonical names
-	MaxAge, SMaxAge                 Delta
-	StaleWhileRevalidate            Delta
-	StaleIfError                    Delta
-}
 
 const cacheControl = "Cache-Control"
 
-// ParseResponse reads a response's Cache-Control, or the targeted field that
-// takes its place (RFC 9213, 2.2). Of a directive that is there twice the
-// strictest counts, and one that can't be read is as strict as it can be.
+// ResponseControl is the content of a response's Cache-Control, or of the targeted field
+// that replaces it (RFC 9213, 2.2).
+type ResponseControl struct {
+	// Field is the canonical name of the field that rules; empty if the response has none.
+	Field string
+
+	NoStore, NoTransform, Public, MustUnderstand, Immutable bool
+	MustRevalidate, ProxyRevalidate                         bool
+
+	Private, NoCache             bool     // without field names
+	PrivateFields, NoCacheFields []string // private="…" and no-cache="…", canonical names
+
+	MaxAge, SMaxAge, StaleWhileRevalidate, StaleIfError Delta
+}
+
+// RequestControl is the content of a request's Cache-Control. All of it is advice (RFC
+// 9111, 5.2.1).
+type RequestControl struct {
+	NoStore, NoTransform, NoCache, OnlyIfCached bool
+
+	MaxAge, MinFresh, StaleIfError Delta
+	MaxStale                       Delta // MaxDelta if any staleness is accepted
+}
+
+// ParseResponse reads ResponseControl. Of a repeated directive the strictest counts, and a
+// malformed one is as strict as possible.
 func ParseResponse(h http.Header, o Options) ResponseControl {
-	for _, name := range o.targets() {
-		if c, ok := parseTargeted(h, canonical(name)); ok {
+	targets := o.Targets
+	if targets == nil && o.Shared {
+		targets = []string{"Cdn-Cache-Control"}
+	}
+	for _, name := range targets {
+		if c := (ResponseControl{Field: canonical(name)}); c.readTargeted(h[c.Field]) {
 			return c
 		}
 	}
 	var c ResponseControl
 	lines := h[cacheControl]
-	if len(lines) == 0 {
-		return c
+	if len(lines) > 0 {
+		c.Field = cacheControl
 	}
-	c.Field = cacheControl
 	for _, d := range directives(lines) {
 		c.apply(d)
 	}
 	return c
+}
+
+// readTargeted reads a targeted field (RFC 9213, 2.1), a dictionary of structured fields.
+// It returns false for an empty or malformed one, which counts as absent.
+func (c *ResponseControl) readTargeted(lines []string) bool {
+	if len(lines) == 0 {
+		return false
+	}
+	dict, err := httpsfv.UnmarshalDictionary(lines)
+	if err != nil || len(dict.Names()) == 0 {
+		return false
+	}
+	for _, key := range dict.Names() {
+		member, _ := dict.Get(key)
+		item, _ := member.(httpsfv.Item)
+		d := directive{name: key, malformed: true}
+		switch v := item.Value.(type) {
+		case bool:
+			if !v {
+				continue // private=?0 states that the response is not private
+			}
+		case int64:
+			d.value, d.malformed = strconv.FormatInt(v, 10), false
+		case string: // a list of field names; no number, as d is malformed
+			d.value, d.quoted = v, true
+		}
+		c.apply(d)
+	}
+	return true
 }
 
 func (c *ResponseControl) apply(d directive) {
@@ -76,51 +119,28 @@ func (c *ResponseControl) apply(d directive) {
 	}
 }
 
-// limit applies a directive to the fields that it names, or to all.
-func (d directive) limit(all *bool, fields *[]string) {
-	names, ok := d.fieldNames()
-	if !ok {
-		*all = true
-		return
-	}
-	for _, name := range names {
-		if !slices.Contains(*fields, name) {
-			*fields = append(*fields, name)
-		}
-	}
-}
-
-// mayShareAuthorized reports whether the response to a request with
-// Authorization may be shared (RFC 9111, 3.5).
-func (c *ResponseControl) mayShareAuthorized() bool {
-	return c.MustRevalidate || c.SaysShared()
-}
-
-// SaysShared reports whether the response is said to be for everybody.
+// SaysShared reports whether the response states that any user may have it.
 func (c *ResponseControl) SaysShared() bool {
 	return c.Public || (c.SMaxAge.Set && !c.SMaxAge.Invalid)
 }
 
-// RequestControl is what a request's Cache-Control says. All of it is advice
-// (RFC 9111, 5.2.1).
-type RequestControl struct {
-	NoStore, NoTransform  bool
-	NoCache, OnlyIfCached bool
-	MaxAge, MinFresh      Delta
-	MaxStale              Delta // MaxDelta if any staleness is accepted
-	StaleIfError          Delta
+// removeLimited removes the fields that must not be used again: those of no-cache="…",
+// and in a shared cache those of private="…".
+func (c *ResponseControl) removeLimited(h http.Header, o Options) {
+	removeFields(h, c.NoCacheFields)
+	if o.Shared {
+		removeFields(h, c.PrivateFields)
+	}
 }
 
 // ParseRequest reads a request's Cache-Control, or its Pragma if it has none.
 func ParseRequest(h http.Header) RequestControl {
 	var c RequestControl
 	lines, ok := h[cacheControl]
-	if !ok {
-		// RFC 9111, 5.4.
+	if !ok { // RFC 9111, 5.4
 		for _, d := range directives(h["Pragma"]) {
 			c.NoCache = c.NoCache || d.name == "no-cache"
 		}
-		return c
 	}
 	for _, d := range directives(lines) {
 		c.apply(d)
@@ -141,8 +161,8 @@ func (c *RequestControl) apply(d directive) {
 	case "max-age":
 		c.MaxAge.shorter(d.delta())
 	case "min-fresh":
-		if v := d.delta(); !v.Invalid {
-			c.MinFresh.longer(v)
+		if v := d.delta(); !v.Invalid && v.Value >= c.MinFresh.Value {
+			c.MinFresh = v
 		}
 	case "max-stale":
 		v := d.delta()
@@ -157,4 +177,81 @@ func (c *RequestControl) apply(d directive) {
 			c.StaleIfError.shorter(v)
 		}
 	}
+}
+
+type directive struct {
+	name      string // lower case
+	value     string // without its quotes
+	quoted    bool
+	malformed bool // white space around =, or text after the closing quote
+}
+
+// directives splits the lines of a Cache-Control field (RFC 9111, 5.2).
+func directives(lines []string) []directive {
+	var ds []directive
+	for _, line := range lines {
+		for _, element := range splitList(line) {
+			name, value, _ := strings.Cut(element, "=")
+			d := directive{name: strings.ToLower(trim(name))}
+			d.value, d.malformed = unquote(value)
+			d.quoted = strings.HasPrefix(value, `"`) && !d.malformed
+			d.malformed = d.malformed || trim(name) != name || trim(value) != value
+			ds = append(ds, d)
+		}
+	}
+	return ds
+}
+
+// limit applies no-cache or private to the fields that it names, or to the whole
+// response: without names, with malformed ones, and with an argument without quotes. RFC
+// 9111 forbids senders the latter, and private=true does not mean a field named True.
+func (d directive) limit(whole *bool, fields *[]string) {
+	all, named := *fields, false
+	for name := range strings.SplitSeq(d.value, ",") {
+		if name = trim(name); name == "" {
+			continue
+		}
+		if named = isToken(name) && name != "*"; !named {
+			break
+		}
+		if name = canonical(name); !slices.Contains(all, name) {
+			all = append(all, name)
+		}
+	}
+	if !d.quoted || !named {
+		*whole = true
+		return
+	}
+	*fields = all
+}
+
+// A Delta is the argument of a directive that counts seconds.
+type Delta struct {
+	Set     bool
+	Invalid bool          // Set, but not to a number; Value is 0
+	Value   time.Duration // 0 to MaxDelta
+}
+
+// delta reads the seconds of a directive. A malformed number is as strict as possible:
+// no response is fresh for that long (RFC 9111, 4.2.1).
+func (d directive) delta() Delta {
+	v, ok := parseSeconds(d.value)
+	if !ok || d.malformed {
+		return Delta{Set: true, Invalid: true}
+	}
+	return Delta{Set: true, Value: v}
+}
+
+// shorter keeps the shorter value of a repeated directive.
+func (d *Delta) shorter(other Delta) {
+	if !d.Set || other.Invalid || (!d.Invalid && other.Value < d.Value) {
+		*d = other
+	}
+}
+
+func (d *Delta) or(other time.Duration) time.Duration {
+	if d.Set {
+		return d.Value
+	}
+	return min(max(other, 0), MaxDelta)
 }

@@ -96,8 +96,8 @@ func TestTheTimeOfTheRequestCountsAsAge(t *testing.T) {
 	}
 }
 
-// An option says how long a response is good that says nothing: from when it is here,
-// or what takes longer than that would never be.
+// Options.Lifetime starts at the arrival. Otherwise a response that takes longer than that
+// would never be fresh.
 func TestALifetimeOfTheOptionsCountsFromTheArrival(t *testing.T) {
 	resp := response("Age: 5")
 	resp.RequestTime = noon.Add(-3 * time.Minute)
@@ -108,7 +108,7 @@ func TestALifetimeOfTheOptionsCountsFromTheArrival(t *testing.T) {
 	resp = response("Cache-Control: max-age=60")
 	resp.RequestTime = noon.Add(-3 * time.Minute)
 	if got := rfc9111.FreshnessOf(resp, lifetime); got.Left(got.InitialAge) >= 0 {
-		t.Errorf("what the response states itself counts from its generation: %+v", got)
+		t.Errorf("a stated lifetime counts from the generation: %+v", got)
 	}
 }
 

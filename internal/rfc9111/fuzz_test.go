@@ -28,9 +28,8 @@ func says(h http.Header, field, name string) bool {
 	return false
 }
 
-// No pair of request and response makes the rules panic, and what must never be
-// stored isn't: no-store, private and Authorization in a shared cache, and cookies
-// without the option.
+// No pair of request and response makes the rules panic. Responses with no-store, private
+// and Authorization in a shared cache, and cookies without the option, are not stored.
 func FuzzStore(f *testing.F) {
 	for _, r := range storeRows {
 		f.Add(r.req, r.resp, r.opts.Shared, r.opts.AllowSetCookie, r.opts.Heuristic)
@@ -71,9 +70,9 @@ func checkStored(t *testing.T, req *http.Request, resp *rfc9111.Response, d rfc9
 	case c.NoStore && !c.MustUnderstand:
 		t.Error("no-store is stored")
 	case o.Shared && (c.Private || d.For != rfc9111.Anyone):
-		t.Error("what is private is stored in a shared cache")
+		t.Error("a private response is stored in a shared cache")
 	case o.Shared && len(req.Header["Authorization"]) > 0 && !c.Public && !c.MustRevalidate && !c.SMaxAge.Set:
-		t.Error("what Authorization had to be sent for is shared")
+		t.Error("a response to Authorization is shared")
 	case len(stored["Set-Cookie"])+len(stored["Set-Cookie2"]) > 0 && !o.AllowSetCookie:
 		t.Error("a cookie is stored")
 	case len(stored["Connection"])+len(stored["Transfer-Encoding"])+len(stored["Age"]) > 0:
@@ -95,7 +94,7 @@ func checkStored(t *testing.T, req *http.Request, resp *rfc9111.Response, d rfc9
 	}
 }
 
-// checkFreshness: nothing overflows, nothing that must not be stale ever is.
+// checkFreshness checks that no time overflows, and that NeverStale is obeyed.
 func checkFreshness(t *testing.T, f rfc9111.Freshness) {
 	for name, d := range map[string]time.Duration{
 		"lifetime": f.Lifetime, "age": f.InitialAge, "stale-while-revalidate": f.StaleWhileRevalidate, "stale-if-error": f.StaleIfError,
@@ -130,7 +129,7 @@ func lenientFields(s string) http.Header {
 	return h
 }
 
-// No header makes a parser panic, and what is made of one can be read.
+// No header makes a parser panic, and each output can be parsed.
 func FuzzHeaders(f *testing.F) {
 	for _, r := range answerRows {
 		_, lines, _ := strings.Cut(r.req, "\n")

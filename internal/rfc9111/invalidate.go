@@ -3,11 +3,12 @@ package rfc9111
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
-// Unsafe reports whether a method may change what is stored: whatever isn't GET,
-// HEAD, OPTIONS or TRACE.
+// Unsafe reports whether a method may change stored responses: all but GET, HEAD, OPTIONS
+// and TRACE.
 func Unsafe(method string) bool {
 	switch method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
@@ -16,12 +17,10 @@ func Unsafe(method string) bool {
 	return true
 }
 
-// Invalidated returns what the response to a request makes invalid (RFC 9111,
-// 4.4): nothing unless the method is unsafe and the status 2xx or 3xx; then the
-// request's target, and its Location and Content-Location if of the same origin.
-// The URLs are absolute, without fragment, and each is there once. A request to a
-// server, whose URL has no host, is taken as for its Host; secure says whether it
-// came by https.
+// Invalidated returns the URLs that the response to an unsafe request makes invalid (RFC
+// 9111, 4.4): if its status is 2xx or 3xx, the target, and Location and Content-Location
+// of the same origin. The URLs are absolute, without fragments and duplicates. A target
+// without a host gets the request's Host; secure: the request came by https.
 func Invalidated(req *http.Request, secure bool, status int, resp http.Header) []*url.URL {
 	if !Unsafe(req.Method) || status < 200 || status > 399 || req.URL == nil {
 		return nil
@@ -37,26 +36,16 @@ func Invalidated(req *http.Request, secure bool, status int, resp http.Header) [
 	urls := []*url.URL{&target}
 	for _, name := range []string{"Location", "Content-Location"} {
 		given := resp.Get(name)
-		if given == "" {
-			continue
-		}
 		u, err := target.Parse(given)
-		if err != nil || !sameOrigin(u, &target) {
+		if given == "" || err != nil || !sameOrigin(u, &target) {
 			continue
 		}
 		u.User, u.Fragment, u.RawFragment = nil, "", ""
-		urls = appendURL(urls, u)
-	}
-	return urls
-}
-
-func appendURL(urls []*url.URL, u *url.URL) []*url.URL {
-	for _, have := range urls {
-		if have.String() == u.String() {
-			return urls
+		if !slices.ContainsFunc(urls, func(have *url.URL) bool { return have.String() == u.String() }) {
+			urls = append(urls, u)
 		}
 	}
-	return append(urls, u)
+	return urls
 }
 
 // sameOrigin compares scheme, host and port (RFC 9110, 4.3.1).
@@ -70,7 +59,6 @@ func port(u *url.URL) string {
 		return p
 	case strings.EqualFold(u.Scheme, "https"):
 		return "443"
-	default:
-		return "80"
 	}
+	return "80"
 }

@@ -2,39 +2,39 @@ package rfc9111
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/dunglas/httpsfv"
 )
 
-// A Fwd is why a request went on to the origin (RFC 9211, 2.2).
+// A Fwd is the reason for forwarding a request to the origin (RFC 9211, 2.2).
 type Fwd string
 
 const (
-	FwdBypass   Fwd = "bypass"    // the cache doesn't handle such requests
+	FwdBypass   Fwd = "bypass"    // the cache does not handle such requests
 	FwdMethod   Fwd = "method"    // the method has to be forwarded
-	FwdURIMiss  Fwd = "uri-miss"  // nothing is stored for the URI
-	FwdVaryMiss Fwd = "vary-miss" // something is, and no variant matches
+	FwdURIMiss  Fwd = "uri-miss"  // no response is stored for the URI
+	FwdVaryMiss Fwd = "vary-miss" // responses are stored, and no variant matches
 	FwdMiss     Fwd = "miss"      // one of the two
-	FwdRequest  Fwd = "request"   // it is fresh, but the request says otherwise
-	FwdStale    Fwd = "stale"     // it is stale
-	FwdPartial  Fwd = "partial"   // not all of what is asked for is stored
+	FwdRequest  Fwd = "request"   // the response is fresh, but the request excludes it
+	FwdStale    Fwd = "stale"     // the response is stale
+	FwdPartial  Fwd = "partial"   // only a part of the requested range is stored
 )
 
 // Status is one cache's member of Cache-Status (RFC 9211).
 type Status struct {
 	Cache string // its name; required
-	Hit   bool   // answered without going to the origin; what is about that is then left out
+	Hit   bool   // answered without the origin; Fwd to Collapsed are then left out
 
 	Fwd       Fwd
-	FwdStatus int // what the origin answered, where that isn't the response's status. 0: left out
+	FwdStatus int // the origin's status, if it is not the response's. 0: left out
 	Stored    bool
 	Collapsed bool
 
-	TTL    Seconds // what is left of the lifetime; negative if stale
+	TTL    Seconds // the rest of the lifetime; negative if stale
 	Key    string
 	Detail string
 }
@@ -45,20 +45,19 @@ type Seconds struct {
 	Value time.Duration
 }
 
-// String is the member as it stands in the field. What a structured field can't
-// hold is percent-encoded. It is put together here, as a hit is to cost little;
-// httpsfv writes what may need quotes.
+// String is the member as written in the field. Bytes that a structured field cannot hold
+// are percent-encoded. It is assembled here because each hit pays for it.
 func (s Status) String() string {
-	b := make([]byte, 0, 64)
-	b = appendText(b, s.Cache)
+	b := appendText(make([]byte, 0, 64), s.Cache)
 	if s.Hit {
 		b = append(b, ";hit"...)
 	} else {
 		b = s.appendForwarded(b)
 	}
 	if s.TTL.Set {
+		left := min(max(s.TTL.Value, -MaxDelta), MaxDelta)
 		b = append(b, ";ttl="...)
-		b = strconv.AppendInt(b, wholeSeconds(s.TTL.Value), 10)
+		b = strconv.AppendInt(b, int64(math.Floor(left.Seconds())), 10)
 	}
 	if s.Key != "" {
 		b = append(b, ";key="...)
@@ -89,20 +88,10 @@ func (s *Status) appendForwarded(b []byte) []byte {
 	return b
 }
 
-// wholeSeconds rounds down: what ended half a second ago has -1 left.
-func wholeSeconds(d time.Duration) int64 {
-	d = min(max(d, -MaxDelta), MaxDelta)
-	n := int64(d / time.Second)
-	if d%time.Second < 0 {
-		n--
-	}
-	return n
-}
-
 const cacheStatus = "Cache-Status"
 
-// AppendTo adds the member at the end of the header's Cache-Status. What is there
-// and can't be read goes, as nobody could read the list otherwise.
+// AppendTo adds the member at the end of h's Cache-Status. A malformed Cache-Status is
+// replaced: no reader could parse the list otherwise.
 func (s Status) AppendTo(h http.Header) {
 	lines := h[cacheStatus]
 	if len(lines) > 0 {
@@ -113,7 +102,7 @@ func (s Status) AppendTo(h http.Header) {
 	h[cacheStatus] = append(lines[:len(lines):len(lines)], s.String())
 }
 
-// appendText appends s as a token if it can be one, and as a string if not.
+// appendText appends s as a token if possible, else as a string.
 func appendText(b []byte, s string) []byte {
 	if isToken(s) && (s[0] == '*' || s[0]|0x20 >= 'a' && s[0]|0x20 <= 'z') {
 		return append(b, s...)
@@ -122,22 +111,16 @@ func appendText(b []byte, s string) []byte {
 }
 
 func appendString(b []byte, s string) []byte {
-	text, err := httpsfv.Marshal(httpsfv.NewItem(printable(s)))
-	if err != nil {
-		return append(b, `""`...) // can't be: a string that is printable has a form
-	}
-	return append(b, text...)
-}
-
-// printable percent-encodes what a string can't hold.
-func printable(s string) string {
-	var b strings.Builder
+	b = append(b, '"')
 	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' {
-			fmt.Fprintf(&b, "%%%02X", c)
-		} else {
-			b.WriteByte(c)
+		switch c := s[i]; {
+		case c < ' ' || c > '~':
+			b = fmt.Appendf(b, "%%%02X", c)
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		default:
+			b = append(b, c)
 		}
 	}
-	return b.String()
+	return append(b, '"')
 }

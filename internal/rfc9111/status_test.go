@@ -62,6 +62,6 @@ func TestStatusIsAppended(t *testing.T) {
 	h.Set("Cache-Status", "what is this?")
 	rfc9111.Status{Cache: "a", Hit: true}.AppendTo(h)
 	if got := h["Cache-Status"]; !slices.Equal(got, []string{"a;hit"}) {
-		t.Errorf("after what can't be read: %q", got)
+		t.Errorf("after a malformed field: %q", got)
 	}
 }

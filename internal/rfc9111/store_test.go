@@ -197,7 +197,7 @@ func TestStoredHeaderIsACopy(t *testing.T) {
 	h["A"][0] = "changed"
 	h.Set("B", "new")
 	if got := resp.Header["A"][0]; got != "1" || resp.Header.Get("B") != "" {
-		t.Errorf("the response changed with what is stored of it: %v", resp.Header)
+		t.Errorf("the response changed with its stored header: %v", resp.Header)
 	}
 	if h := rfc9111.StoredHeader(&rfc9111.Response{Status: 200, ResponseTime: noon}, rfc9111.ResponseControl{}, shared); h.Get("Date") == "" {
 		t.Error("no header: no Date is stored")

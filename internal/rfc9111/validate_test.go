@@ -100,7 +100,7 @@ func TestFreshen(t *testing.T) {
 	})
 }
 
-// What a 304 forbids is forbidden: the freshened response is subject to Store.
+// The freshened response is subject to Store: a 304 can forbid its use.
 func TestFreshenedResponseIsJudgedAgain(t *testing.T) {
 	for update, want := range map[string]rfc9111.Audience{
 		"Cache-Control: no-store": nobody,

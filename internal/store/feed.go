@@ -15,6 +15,7 @@ type Invalidation struct {
 // A Feed tells a near cache what to forget, and whether it can be relied on.
 type Feed struct {
 	epoch  atomic.Uint64
+	last   atomic.Uint64
 	forget func(Invalidation)
 	close  func()
 }
@@ -23,6 +24,9 @@ type Feed struct {
 // same for as long as none has been: a value put into a near cache in one epoch may be
 // used in that epoch alone. It costs an atomic load.
 func (f *Feed) Epoch() uint64 { return f.epoch.Load() }
+
+// Last is the epoch now or, while invalidations may be missed, the one before.
+func (f *Feed) Last() uint64 { return f.last.Load() }
 
 // Close ends the feed. Call it once.
 func (f *Feed) Close() { f.close() }
@@ -51,6 +55,7 @@ func (fs *Feeds) Open(forget func(Invalidation)) (f *Feed, first bool) {
 		fs.all = map[*Feed]struct{}{}
 	}
 	fs.all[f] = struct{}{}
+	f.last.Store(fs.epoch)
 	if fs.up {
 		f.epoch.Store(fs.epoch)
 	}
@@ -102,6 +107,7 @@ func (fs *Feeds) Up(downs uint64) {
 	fs.up = true
 	fs.epoch++
 	for f := range fs.all {
+		f.last.Store(fs.epoch)
 		f.epoch.Store(fs.epoch)
 	}
 }

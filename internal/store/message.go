@@ -18,6 +18,10 @@ const (
 	// Confirmed never travels: the store says with it that the subscription is
 	// live (again), so that whatever was sent before may have been missed.
 	Confirmed Signal = 'C'
+	// Traced: the body is the trace context of the lease's fetch ([TraceSize] bytes). It
+	// precedes Filled and FailedSignal. It travels as a Released of no token, whose body is
+	// the token and the trace context: a process that does not know it asks again.
+	Traced Signal = 'T'
 )
 
 func (s Signal) String() string {
@@ -32,6 +36,8 @@ func (s Signal) String() string {
 		return "deleted"
 	case Confirmed:
 		return "confirmed"
+	case Traced:
+		return "traced"
 	}
 	return fmt.Sprintf("signal(%d)", byte(s))
 }
@@ -40,6 +46,10 @@ func (s Signal) String() string {
 // by each waiting process instead. A subscriber that is sent more than it can
 // take in is disconnected by Redis, and its leases would look abandoned.
 const MaxMessageBody = 64 << 10
+
+// TraceSize is the size of a trace context: 16 bytes of trace ID, 8 of span ID, 1 of flags
+// (W3C Trace Context).
+const TraceSize = 25
 
 // A Message is a wake-up: what became of the lease that Token names.
 type Message struct {
@@ -51,6 +61,9 @@ type Message struct {
 // Encode returns the message as it travels: one byte of signal, 16 of token,
 // then the body.
 func (m *Message) Encode() []byte {
+	if m.Signal == Traced {
+		m = &Message{Signal: Released, Body: append(m.Token[:], m.Body...)}
+	}
 	b := make([]byte, 1+TokenSize+len(m.Body))
 	b[0] = byte(m.Signal)
 	copy(b[1:], m.Token[:])
@@ -65,6 +78,9 @@ func ParseMessage(b []byte) (Message, error) {
 		return Message{}, fmt.Errorf("%w: message of %d bytes", ErrDamaged, len(b))
 	}
 	m := Message{Signal: Signal(b[0]), Token: Token(b[1 : 1+TokenSize]), Body: b[1+TokenSize:]}
+	if m.Signal == Released && m.Token.IsZero() && len(m.Body) == TokenSize+TraceSize {
+		return Message{Signal: Traced, Token: Token(m.Body[:TokenSize]), Body: m.Body[TokenSize:]}, nil
+	}
 	switch m.Signal {
 	case Filled, FailedSignal, Released, Deleted:
 		return m, nil

@@ -144,6 +144,8 @@ type Return struct {
 	Failure  []byte        // told to the waiters
 	Pause    time.Duration // no lease is granted for so long; counts the failures in a row (Lease.Failures)
 	Declined bool          // no fetch was made: the failure forgives the key nothing
+
+	Trace []byte // trace context of the fetch, told to the waiters first; nil: none
 }
 
 // Releases reports whether the lease is given back without an outcome.
@@ -189,3 +191,7 @@ const (
 	DeleteTag TagChange = iota + 1
 	ExpireTag
 )
+
+func (c TagChange) String() string {
+	return [...]string{"no change", "delete_tag", "expire_tag"}[c]
+}

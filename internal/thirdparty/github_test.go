@@ -19,7 +19,7 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
-	"github.com/stampedeguard/stampede/middleware"
+	"github.com/stampedeguard/stampede/middleware/transport"
 )
 
 // A fakeGitHub does with quotas and conditional requests what
@@ -101,9 +101,9 @@ func process(t *testing.T, server *redistest.Server, f *fakeGitHub, token string
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport, err := middleware.NewTransport(store, middleware.TransportOptions{
+	rt, err := transport.New(store, transport.Options{
 		Base: &http.Transport{},
-		HostPolicy: middleware.HostPolicy{
+		HostPolicy: transport.HostPolicy{
 			Budget: quota,
 			Cost: func(_ *http.Request, resp *http.Response) int {
 				if resp != nil && resp.StatusCode == http.StatusNotModified {
@@ -117,12 +117,12 @@ func process(t *testing.T, server *redistest.Server, f *fakeGitHub, token string
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = transport.Close()
-		transport.CloseIdleConnections()
+		_ = rt.Close()
+		rt.CloseIdleConnections()
 		_ = store.Close()
 		_ = rdb.Close()
 	})
-	client := github.NewClient(&http.Client{Transport: transport, Timeout: 30 * time.Second}).WithAuthToken(token)
+	client := github.NewClient(&http.Client{Transport: rt, Timeout: 30 * time.Second}).WithAuthToken(token)
 	client.BaseURL, err = url.Parse(f.URL + "/")
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func repository(t *testing.T, c *github.Client, name, token string, stars int) *
 	return resp
 }
 
-func TestGitHubIsCalledOnceForTheFleetAndAnUnchangedAnswerCostsNothing(t *testing.T) {
+func TestGitHubIsCalledOncePerFleet(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	f := newFakeGitHub(t, 5000)
 	a, b, other := process(t, server, f, "alice", nil), process(t, server, f, "alice", nil), process(t, server, f, "bob", nil)
@@ -182,7 +182,7 @@ func TestGitHubIsCalledOnceForTheFleetAndAnUnchangedAnswerCostsNothing(t *testin
 	}
 }
 
-func TestGitHubIsLeftAloneWhenItsQuotaIsSpent(t *testing.T) {
+func TestSpentGitHubQuotaStopsCalls(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	f := newFakeGitHub(t, 3)
 	rdb := server.Client()

@@ -8,34 +8,34 @@ import (
 
 	"github.com/labstack/echo/v4"
 
-	"github.com/stampedeguard/stampede/internal/callers"
+	"github.com/stampedeguard/stampede/internal/httpcache"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
 // Wrap returns the middleware for Echo, for e.Use, e.Pre, a group or a route.
 //
-// A shared run gets an echo.Context of its own, with the route and its parameters,
-// and without what middlewares outside of this one have Set or wrapped around it
-// for the client, which is not everybody's: what the handler needs of that comes
-// from middlewares inside. So does a refresh in the background, of whatever page.
-// Those of e.Pre that rewrite paths belong outside.
+// A shared run gets an echo.Context of its own, with the route and its parameters, but
+// without the values and writers that middlewares outside of this one have set for the
+// client. Middlewares inside of it can provide what the handler needs. The same goes for a
+// refresh in the background of any page. Middlewares of e.Pre that rewrite paths belong
+// outside.
 //
-// A run of a request that says who asks gets that request's own echo.Context, which
-// Echo uses again when the request is over. So such a request isn't over before the
-// run that it started, even if something else answers it: a 304, what is stale after
-// a SoftTimeout, or 504 after FetchTimeout. Its handler does well to heed its context.
+// A run of a request with credentials gets that request's own echo.Context, which Echo uses
+// again when the request is over. Such a request therefore ends no sooner than its run, even
+// if it is answered otherwise: by a 304, by a stale page after a SoftTimeout, or by 504 after
+// FetchTimeout. The handler should heed its context.
 //
-// Errors are answered by Echo's error handler within the middleware, are kept as
-// the response says, and don't travel further out. One that comes when part of a
-// successful response has been written ends the connection: it isn't whole.
+// Errors are answered by Echo's error handler within the middleware, and do not travel
+// further out. The answer is stored as its header says. An error after a part of a
+// successful response ends the connection, as the response is not whole.
 func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
 			e, request, response := c.Echo(), c.Request(), c.Response()
 			path, names, values := c.Path(), slices.Clone(c.ParamNames()), slices.Clone(c.ParamValues())
 			handler, allow := c.Handler(), c.Get(echo.ContextKeyHeaderAllow)
-			// Echo uses c again when the request is over: so that waits for the run that
-			// has c, and no later one gets it.
+			// Echo uses c again when the request is over. The request therefore waits for a
+			// run that has c, and no later run gets c.
 			var lent sync.Mutex
 			defer func() { lent.Lock(); c.SetRequest(request); c.SetResponse(response) }()
 			m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -43,7 +43,7 @@ func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 				mine := !middleware.Shared(r.Context()) && !refreshes(r, request)
 				switch {
 				case mine && isAlone(r, request):
-					lent.Lock() // a run that the request has given up may have c still
+					lent.Lock() // a run that the request has left may still have c
 				case mine:
 					mine = lent.TryLock()
 				}
@@ -71,19 +71,19 @@ func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 	}
 }
 
-// isAlone reports whether r is no run's: its handler keeps the request busy anyway.
+// isAlone reports whether r is not that of a run: its handler keeps the request busy anyway.
 func isAlone(r, request *http.Request) bool {
-	return callers.Of(r.Context()) == callers.Of(request.Context())
+	return httpcache.RunOf(r.Context()) == httpcache.RunOf(request.Context())
 }
 
-// refreshes reports whether the run that has r is a refresh in the background, which
-// the request that set it off must not wait for.
+// refreshes reports whether r is that of a refresh in the background, which the request that
+// set it off must not wait for.
 func refreshes(r, request *http.Request) bool {
-	c := callers.Of(r.Context())
-	return c != nil && c != callers.Of(request.Context()) && c.Background()
+	run := httpcache.RunOf(r.Context())
+	return run != nil && run != httpcache.RunOf(request.Context()) && run.Background
 }
 
-// A writer lets informational responses pass, which Echo's takes for final.
+// A writer passes on informational responses, which Echo's writer takes for final ones.
 type writer struct{ *echo.Response }
 
 func (w writer) WriteHeader(status int) {

@@ -104,7 +104,7 @@ func TestContextValuesStayWithTheirClient(t *testing.T) {
 
 // A refresh in the background keeps the request waiting that set it off as little as
 // any other, also where the response is for who says who they are.
-func TestRefreshKeepsNobody(t *testing.T) {
+func TestRefreshDelaysNoRequest(t *testing.T) {
 	var runs atomic.Int32
 	refreshing, release := make(chan struct{}), make(chan struct{})
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
@@ -149,7 +149,7 @@ func TestRefreshKeepsNobody(t *testing.T) {
 }
 
 // A run that turns out to be no answer for its client leaves it its values.
-func TestContextValuesOfARequestThatIsRunAnew(t *testing.T) {
+func TestRequestKeepsItsContextValuesWhenRunAgain(t *testing.T) {
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
 		looksUp := func(next echo.HandlerFunc) echo.HandlerFunc {
 			return func(c echo.Context) error {

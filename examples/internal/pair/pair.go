@@ -1,5 +1,5 @@
 // Package pair tests the examples that serve a report: it starts one in two
-// processes on a Redis of their own, and tries what its README says.
+// processes on a Redis of their own, and tries the commands of its README.
 package pair
 
 import (

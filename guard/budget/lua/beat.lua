@@ -8,7 +8,7 @@
 --       5...           slots to renew, also those that were lost: to an eviction, a
 --                      failover, or as the process was thought to have died
 --
--- Replies {processes, calls in flight, level, paused, spent, allows, taken}, see
+-- Replies {processes, calls in flight, level, paused, spent, left, reset, taken}, see
 -- state.lua.
 
 local function text(t) return string.format('%.0f', t) end

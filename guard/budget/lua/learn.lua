@@ -1,14 +1,14 @@
--- learn: what the upstream said of its limits.
+-- learn: the limits that the upstream stated.
 --
 -- KEYS  1 state
 -- ARGV  1 rate       units a microsecond
 --       2 capacity   units
 --       3 pause      microseconds in which nothing may be granted; 0: none;
---                    -1: what was learnt is to be forgotten
+--                    -1: forget the upstream's limits
 --       4 remaining  units that it still allows; -1: it didn't say
 --       5 reset      microseconds until it allows more; 0: it didn't say
 --
--- Replies {0, 0, level, paused, spent, allows, taken}, see state.lua.
+-- Replies {0, 0, level, paused, spent, left, reset, taken}, see state.lua.
 
 local capacity, longer = tonumber(ARGV[2]), tonumber(ARGV[3])
 local remaining, ends = tonumber(ARGV[4]), now + tonumber(ARGV[5])

@@ -3,8 +3,8 @@
 -- KEYS  1 state  2 inflight  3 processes
 -- ARGV  1 rate  2 process  3... slots to give back
 --
--- Replies 1.
+-- Replies {0, 0, level, paused, spent, left, reset, taken}, see state.lua.
 
 redis.call('ZREM', KEYS[3], ARGV[2])
 for i = 3, #ARGV do redis.call('ZREM', KEYS[2], ARGV[i]) end
-return 1
+return report(0, 0)

@@ -11,7 +11,7 @@
 --       7 slot TTL    microseconds                           > with a limit only
 --       8 alive       prefix of liveness channels            /
 --
--- Replies {verdict, wait, level, paused, spent, allows, taken}, see state.lua.
+-- Replies {verdict, wait, level, paused, spent, left, reset, taken}, see state.lua.
 --   verdict  0 granted, to be used after wait
 --            1 exhausted, 2 paused: nothing for wait
 --            3 too many calls are under way: wait is until a slot expires
@@ -39,13 +39,13 @@ end
 
 local limit = tonumber(ARGV[5])
 if limit > 0 then
-  -- Those that have expired; and where it is full, those of processes that have
-  -- gone: nobody was subscribed to them at two looks, as a connection that is
-  -- just being replaced looks the same at one.
+  -- Remove the expired slots, and if the limit is still reached, those of dead processes.
+  -- A process is dead if two looks saw no subscriber: at one look a connection that is
+  -- being replaced looks the same.
   redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
   if redis.call('ZCARD', KEYS[2]) >= limit then
-    -- One that ends later than any does was written by a clock that was set back
-    -- since. Those who live renew theirs every two seconds.
+    -- A slot that ends later than any can was written before the clock was set back.
+    -- Live processes renew theirs every two seconds.
     local longest = math.max(tonumber(ARGV[7]), 5000000)
     local slots = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
     local known = {}
@@ -58,7 +58,7 @@ if limit > 0 then
       if known[process] == nil then
         local seen = redis.pcall('PUBSUB', 'NUMSUB', ARGV[8] .. process)
         local gone = false
-        -- Only who was heard of as subscribed (flag +) can be missed.
+        -- Only a process with a confirmed subscription (flag +) can be missed.
         if string.sub(slot, -1) == '+' and not seen.err and seen[2] == 0 then
           local since = tonumber(redis.call('ZSCORE', KEYS[3], process) or 0)
           if now - since > 2000000 or since > now then

@@ -1,25 +1,28 @@
--- What every script starts with: the time, and the budget's state.
+-- The start of every script: the time, and the budget's state.
 --
 -- KEYS  1 state
 -- ARGV  1 rate  units a microsecond
 --
--- The state is a bucket that leaks, which is GCRA as ITU-T I.371 describes it
--- for a continuous state: its level, in units, is what was spent and has not
--- leaked since. As text, three numbers, and seven more while there is a pause or
--- the upstream's word of what is left:
+-- The state is a leaky bucket, which is GCRA as ITU-T I.371 describes it for a
+-- continuous state: its level, in units, is the sum of the costs that have not leaked.
+-- It is text: three numbers, and seven more during a pause or while the upstream has
+-- stated the units that are left:
 --
 --   level at spent [pause left reset told said heard floor]
 --
--- at, pause and reset are microseconds of this server's clock: when level was
--- true (in the future only where something was granted for when a pause ends),
--- until when nothing is granted, and until when no more than left is, by the
--- upstream's word. told is when the word came that left is counted down from, and
--- said is what the last one that came, when it was heard, leaves by itself: never
--- less than left. floor is the level by the last word alone, of an upstream whose
--- own bucket leaks. spent is what was spent since the state began. All but the
--- levels are whole numbers. It is kept short, as this is most of what a check costs.
+-- at       microseconds of this server's clock at which level was true; in the future
+--          only after a grant for the end of a pause
+-- spent    units since the state began
+-- pause    no grants before that time
+-- left     units that may be granted before reset, by the upstream's answers
+-- told     time of the answer from which left is counted down
+-- said     units that the last answer, at heard, leaves: never less than left
+-- floor    the level by the last answer of an upstream with a leaky bucket
+--
+-- All but level and floor are whole numbers. The text is short, because reading and
+-- writing it is most of the cost of a check.
 
-local ages = 1000000000000000 -- 31 years: what takes longer is said to take as long
+local ages = 1000000000000000 -- 31 years, the longest reported time
 local rate = tonumber(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -37,14 +40,14 @@ if type(stored) == 'string' then
         pause, left, reset = tonumber(d), tonumber(e), tonumber(f)
         told, said, heard, floor = tonumber(g), tonumber(h), tonumber(i), tonumber(j)
       end
-      -- A clock that was set back, or another server's: what is to come comes
-      -- within a day, or not at all.
+      -- After a clock was set back, or on another server: a pause and a reset end within a
+      -- day, or they are dropped.
       if pause > now + 86400000000 then pause = 0 end
       if reset > now + 86400000000 then reset = 0 end
     end
     if at > now + 1000000 then
-      -- Grants lie ahead by milliseconds: this clock was set back, and what is to
-      -- come is as far away as it was when it was last looked at.
+      -- Grants lie ahead by milliseconds, so this clock was set back. The remaining times
+      -- are those of the last look.
       pause, reset = math.max(0, pause - (at - now)), math.max(0, reset - (at - now))
       at = now
     elseif at > now and at > pause and at > reset then
@@ -73,15 +76,16 @@ local function save()
   redis.call('SET', KEYS[1], text, 'PX', math.floor(math.min(rest - now, ages) / 1000 + 86400000))
 end
 
--- report is the state as a reply: level in thousandths, microseconds until a
--- pause ends, spent, what the upstream leaves (-1: it didn't say), and when a grant
--- was made (0: for when what the upstream leaves is counted anew).
+-- report is the reply of each script: two numbers of its own, the level in thousandths,
+-- microseconds until a pause ends, the spent units, the units that the upstream allows,
+-- microseconds until it allows more (0: it has not said), and the time of a grant (0:
+-- the grant counts after that reset).
 local function report(first, wait, taken)
-  local paused, allows = 0, -1
+  local paused, resets = 0, 0
   if pause > now then paused = pause - now end
   if reset > now then
-    allows = left
-    if left <= 0 and reset - now > paused then paused = reset - now end
+    resets = reset - now
+    if left <= 0 and resets > paused then paused = resets end
   end
-  return {first, wait, math.ceil(level * 1000), paused, spent, allows, taken or 0}
+  return {first, wait, math.ceil(level * 1000), paused, spent, left, resets, taken or 0}
 end

@@ -4,6 +4,7 @@
 //	go run ./internal/cmd/mutants -quick
 //	go run ./internal/cmd/mutants -run 'GetMany|tag' -json
 //	go run ./internal/cmd/mutants -run 'near' -check ./guard
+//	go run ./internal/cmd/mutants -page > docs/mutants.md
 //
 // Package internal/mutants has the list. The exit status is 0 if all are found, 1
 // if not, and 2 if it was called wrongly.
@@ -36,9 +37,9 @@ func main() {
 
 type settings struct {
 	mutants.Options
-	quick, baseline, list, asJSON bool
-	check                         *mutants.Check // in place of the mutants' own; nil: theirs
-	run                           *regexp.Regexp
+	quick, baseline, list, page, asJSON bool
+	check                               *mutants.Check // in place of the mutants' own; nil: theirs
+	run                                 *regexp.Regexp
 }
 
 func run(ctx context.Context, args []string, out, progress io.Writer) int {
@@ -57,6 +58,13 @@ func run(ctx context.Context, args []string, out, progress io.Writer) int {
 		for i := range all {
 			all[i].Check = *s.check
 		}
+	}
+	if s.page {
+		if err := mutants.WritePage(out, all); err != nil {
+			fmt.Fprintln(progress, err)
+			return 1
+		}
+		return 0
 	}
 	if s.list {
 		for _, m := range all {
@@ -104,6 +112,7 @@ func parse(args []string, out io.Writer) (s settings, err error) {
 	flags.BoolVar(&s.quick, "quick", false, "only those of make test")
 	flags.BoolVar(&s.baseline, "baseline", false, "run the checks without a mutant first: they must pass")
 	flags.BoolVar(&s.list, "list", false, "list the mutants and their checks, and try none")
+	flags.BoolVar(&s.page, "page", false, "print the page docs/mutants.md, and try none")
 	flags.BoolVar(&s.asJSON, "json", false, "print a JSON array instead of the table")
 	flags.IntVar(&s.Parallel, "p", 2, "mutants at once")
 	name := flags.String("run", "", "only mutants whose name matches the `pattern`")

@@ -209,7 +209,7 @@ func TestCheckForgivesNothingToAnEviction(t *testing.T) {
 	}
 }
 
-func TestCheckHonoursWhatAFailoverMayLose(t *testing.T) {
+func TestCheckAllowsTheLossesOfAFailover(t *testing.T) {
 	t.Parallel()
 	// Roles change at 20000, within a fault that began at 10000.
 	tests := []struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -149,7 +150,7 @@ func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, t
 	f := c.begin(key, fill.IdempotencyKey)
 	returned := false
 	defer func() {
-		f.End, f.Err = now(), c.errorKind(err)
+		f.End, f.Err = now(), c.fetchErrorKind(err)
 		if !returned {
 			f.Err = "panic"
 		}
@@ -293,6 +294,18 @@ func (c *child) errorKind(err error) string {
 	}
 	c.write(&report{Odd: err.Error()})
 	return "other"
+}
+
+// unwantedText is in the cause of the end of a fetch that no caller can use.
+const unwantedText = "no caller waits for the fetch"
+
+// fetchErrorKind is errorKind for a fetch, which ends with its lease if no caller can use
+// the value any more. A caller must never be told that.
+func (c *child) fetchErrorKind(err error) string {
+	if strings.Contains(err.Error(), unwantedText) {
+		return "unwanted"
+	}
+	return c.errorKind(err)
 }
 
 var errorKinds = []struct {

@@ -60,7 +60,7 @@ func (c *child) fetchMany(ctx context.Context, k *kind, fs []*Fetch, callers map
 			case !returned:
 				f.Err = "panic"
 			case part == nil:
-				f.Err = c.errorKind(err)
+				f.Err = c.fetchErrorKind(err)
 			default:
 				f.Err = c.errorKind(part.Errs[f.Key])
 			}

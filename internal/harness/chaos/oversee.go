@@ -62,9 +62,8 @@ func (c *child) watchClock(ctx context.Context) {
 	}
 }
 
-// goroutines counts them, but for senders that wait for a batch, and those that wait
-// for a call: a store keeps up to four senders of a kind for each node, and four others,
-// as many as there was use for.
+// goroutines counts them, except senders that wait for a batch: a store keeps up to four
+// in each queue of each node, as many as there was use for.
 func goroutines() int {
 	n := runtime.NumGoroutine()
 	var all strings.Builder
@@ -73,7 +72,7 @@ func goroutines() int {
 	for stack := range strings.SplitSeq(stacks, "\n\n") {
 		var alike int
 		if _, err := fmt.Sscanf(stack, "%d @", &alike); err == nil &&
-			(strings.Contains(stack, "]).park+") || strings.Contains(stack, ".(*Redis).nextCall+")) {
+			(strings.Contains(stack, ".(*sender).parkLocked+")) {
 			n -= alike
 		}
 	}

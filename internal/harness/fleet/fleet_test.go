@@ -43,7 +43,7 @@ func run(t *testing.T, n int) (*fleet.Fleet, *redistest.Server) {
 	return fleet.Run(t, n, config(s.Addr())), s
 }
 
-func TestCallersOfOneGetAreGroupedByWhatTheyGot(t *testing.T) {
+func TestCallersAreGroupedByTheirResult(t *testing.T) {
 	t.Parallel()
 	f, _ := run(t, 1)
 	p := f.Processes()[0]
@@ -81,7 +81,7 @@ func TestEventsOfAFetchArriveWhileItRuns(t *testing.T) {
 	}
 }
 
-func TestErrorsKeepTheirIdentityOnTheWayToTheParent(t *testing.T) {
+func TestErrorsKeepTheirIdentityInTheParent(t *testing.T) {
 	t.Parallel()
 	f, _ := run(t, 1)
 	p := f.Processes()[0]

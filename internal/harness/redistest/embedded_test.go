@@ -144,7 +144,7 @@ func TestEmbeddedKeysExpireByTheBubblesClock(t *testing.T) {
 }
 
 // go-redis shares timers between clients: see bubblePoolSize.
-func TestEmbeddedClientsDoNotMixTheTimersOfBubbles(t *testing.T) {
+func TestEmbeddedClientsKeepTimersOfBubblesApart(t *testing.T) {
 	t.Parallel()
 	for range 3 {
 		synctest.Test(t, func(t *testing.T) {

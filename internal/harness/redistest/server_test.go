@@ -74,7 +74,7 @@ func TestStandaloneWithPasswordStarts(t *testing.T) {
 	must(t, c.Ping(t.Context()).Err())
 }
 
-func TestStartReportsWhatTheServerSaid(t *testing.T) {
+func TestStartReportsTheServersOutput(t *testing.T) {
 	t.Parallel()
 	_, err := redistest.StartStandalone(t.Context(), redistest.StandaloneConfig{Args: []string{"--no-such-directive", "1"}})
 	if err == nil || !strings.Contains(err.Error(), "no-such-directive") {
@@ -146,7 +146,7 @@ func TestRestartKeepsData(t *testing.T) {
 	}
 }
 
-func TestRestartAfterKillKeepsWhatWasAppended(t *testing.T) {
+func TestRestartAfterKillKeepsAppendedData(t *testing.T) {
 	t.Parallel()
 	s := redistest.RunStandalone(t, redistest.StandaloneConfig{
 		Args: []string{"--appendonly", "yes", "--appendfsync", "always"},
@@ -204,7 +204,7 @@ func TestPauseOfKilledServerFails(t *testing.T) {
 	}
 }
 
-func TestCommandsCountsWhatTheServerExecuted(t *testing.T) {
+func TestCommandsCountsExecutedCommands(t *testing.T) {
 	t.Parallel()
 	s := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	c := s.Client()
@@ -224,7 +224,7 @@ func TestCommandsCountsWhatTheServerExecuted(t *testing.T) {
 
 // Without redis-server nothing may be skipped: the error names the remedy and
 // the helper fails the test.
-func TestMissingServerFailsTestsAndSaysHowToInstall(t *testing.T) {
+func TestMissingServerFailsWithInstallAdvice(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	starts := map[string]func() error{
 		"Standalone": func() error {

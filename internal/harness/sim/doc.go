@@ -31,6 +31,7 @@
 //     back.
 //   - budget: fetches are paid from a guard/budget. The fleet never exceeds the limit
 //     while Redis is there, and makes no call that was not granted.
+//   - turns: callers fetch in steps of their own, as HTTP does (guard.Begin).
 //   - memory: the store is a memory store, and a gate in place of the network holds
 //     and loses calls. What a look into Redis shows is known from the gate instead.
 //

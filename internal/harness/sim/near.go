@@ -11,7 +11,7 @@ import (
 // anything.
 var Sights = []string{
 	"near value", "stale near value, allowed", "reload", "soft timeout", "open breaker",
-	"call while the breaker was open", "paid fetch", "exhausted budget", "exhausted grant",
+	"call while the breaker was open", "paid fetch", "exhausted budget", "exhausted grant", "turn",
 }
 
 // A feed is what a process can know of invalidations. Its near cache may serve a

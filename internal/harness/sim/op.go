@@ -60,6 +60,7 @@ type op struct {
 	errs   map[string]error
 	end    int
 	took   time.Time
+	turnAt time.Time // a turn was given: to end it takes what a command takes, whatever the deadline; zero: none was
 
 	before content // of a Get's key, when it came
 	away   bool    // the breaker was open for long when it came
@@ -122,6 +123,10 @@ func (o *op) run(ctx context.Context) {
 	g := o.p.guard
 	switch o.kind {
 	case get:
+		if o.w.plan.turns && o.seed%2 == 0 {
+			o.runInSteps(ctx)
+			return
+		}
 		r, err := g.Load(ctx, o.key, o.fetch)
 		o.value, o.source, o.err = r.Value, r.Source, err
 	case reload:
@@ -272,6 +277,18 @@ func (o *op) fail(rng *rand.Rand, e ending, text string) error {
 // fetch is the fetch function of the op's calls.
 func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) {
 	w := o.w
+	f := o.newFetch(ctx, fl)
+	w.begin(f)
+	defer w.finished(f)
+	if err := f.wait(); err != nil {
+		return "", err
+	}
+	return o.answer(f, fl)
+}
+
+// newFetch draws what a fetch comes to.
+func (o *op) newFetch(ctx context.Context, fl *guard.Fill[string]) *fetch {
+	w := o.w
 	o.fetches++
 	f := &fetch{
 		name: fmt.Sprintf("%v.%d", o, o.fetches), ctx: ctx, op: o, key: o.key, start: w.step(), began: time.Now(),
@@ -286,12 +303,12 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 		f.renews, f.private = *fl.Stale, false
 	}
 	f.token = w.leaseOf(fl.IdempotencyKey)
-	w.begin(f)
-	defer w.finished(f)
-	if err := f.wait(); err != nil {
-		return "", err
-	}
-	text := f.text()
+	return f
+}
+
+// answer is what a fetch answers.
+func (o *op) answer(f *fetch, fl *guard.Fill[string]) (string, error) {
+	w, text := o.w, f.text()
 	if err := o.fail(o.rng, f.ending, text); err != nil {
 		return "", err
 	}

@@ -17,6 +17,7 @@ type plan struct {
 	tagged               bool // values carry tags: see tagsOf
 	many                 bool // some callers ask for several keys at once
 	unread, refresh      bool // see Features
+	turns                bool // see Features
 	breakers             bool // see Features
 	budget, memory       bool // see Features
 	limit                budget.Limit
@@ -86,7 +87,7 @@ func Features(seed uint64) []string {
 	for _, f := range []struct {
 		name     string
 		permille int
-	}{{featureNear, 300}, {featureRefresh, 300}, {featureSoft, 200}, {featureBreaker, 120}, {featureBudget, 120}, {featureMemory, 120}} {
+	}{{featureNear, 300}, {featureRefresh, 300}, {featureSoft, 200}, {featureBreaker, 120}, {featureBudget, 120}, {featureMemory, 120}, {featureTurns, 250}} {
 		if rng.IntN(1000) < f.permille {
 			all = append(all, f.name)
 		}
@@ -106,6 +107,7 @@ const (
 	featureSoft    = "soft"    // a call gets a stale value when its fetch takes long
 	featureBudget  = "budget"  // fetches are paid from a guard/budget
 	featureMemory  = "memory"  // the store is a cache.Memory
+	featureTurns   = "turns"   // some callers fetch in steps of their own, with a guard.Turn
 	featureBreaker = "breaker" // breakers open after two timeouts in a row, and Redis goes away often
 )
 
@@ -113,7 +115,7 @@ const (
 func (p *plan) add(seed uint64, rng *rand.Rand) {
 	features := Features(seed)
 	has := func(feature string) bool { return slices.Contains(features, feature) }
-	p.unread, p.refresh = has(featureUnread), has(featureRefresh)
+	p.unread, p.refresh, p.turns = has(featureUnread), has(featureRefresh), has(featureTurns)
 	if has(featureTags) {
 		p.tag()
 	}
@@ -223,9 +225,9 @@ func newPlan(rng *rand.Rand) plan {
 		Negative:        pick(rng, 0, 30*ms, guard.Off),
 		ErrorPause:      pick(rng, 0, 50*ms, guard.Off),
 		Bypass:          pick(rng, 50*ms, 500*ms),
-		MaxAttempts:     pick(rng, 1, 2, 3, guard.Unlimited),
+		MaxAttempts:     pick(rng, 1, 2, 3, guard.Off),
 		MaxUnguarded:    pick(rng, 4, 32), // seldom reached: who comes first is Go's
-		Beta:            pick(rng, 0, 0.5, guard.NoEarlyRefresh),
+		Beta:            pick(rng, 0, 0.5, guard.Off),
 		WhenUnavailable: pick(rng, guard.FailOpen, guard.FailOpen, guard.FailClosed),
 	}
 	if rng.IntN(3) == 0 {

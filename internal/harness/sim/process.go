@@ -196,7 +196,7 @@ func (p *process) tokens() map[uint64]int {
 // flying counts the guard's flights, and the places of unguarded fetches taken.
 func (p *process) flying() int {
 	e := reflect.ValueOf(p.guard).Elem().FieldByName("engine").Elem()
-	n := e.FieldByName("slots").Len()
+	n := e.FieldByName("slots").Elem().FieldByName("taken").Len()
 	fs := e.FieldByName("flights").Elem()
 	defer lock(fs)()
 	live := fs.FieldByName("live")

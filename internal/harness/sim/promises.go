@@ -62,13 +62,19 @@ func (w *world) noticeReturns() {
 }
 
 func (b *book) returned(w *world, o *op) {
-	if !o.deadline.IsZero() && o.took.After(o.deadline) {
-		w.violate("P4", "%v returned %v after its deadline", o, o.took.Sub(o.deadline))
+	waited := o.took
+	if !o.turnAt.IsZero() {
+		waited = o.turnAt
 	}
-	if o.kind == get {
+	if !o.deadline.IsZero() && waited.After(o.deadline) {
+		w.violate("P4", "%v returned %v after its deadline", o, waited.Sub(o.deadline))
+	}
+	if o.kind == get && o.turnAt.IsZero() {
 		b.tooPatient(w, o)
 	}
-	b.waitedForRedis(w, o)
+	if o.turnAt.IsZero() {
+		b.waitedForRedis(w, o)
+	}
 	switch {
 	case o.kind == getMany:
 		b.gaveMany(w, o)

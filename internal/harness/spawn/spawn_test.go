@@ -54,7 +54,7 @@ func start(t *testing.T, hear func(*string)) *spawn.Process {
 	return p
 }
 
-func TestAnswerOfAChildThatIsGoneIsNotLost(t *testing.T) {
+func TestAnswerOfAnEndedChildIsKept(t *testing.T) {
 	t.Parallel()
 	answers := make(chan string, 1)
 	p := start(t, func(word *string) { answers <- *word })

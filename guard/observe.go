@@ -1,0 +1,265 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"runtime/pprof"
+	"time"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// A HitObserver is an [Observer] that is also told of each call that is served from the
+// store, fresh or stale, with the call's context. Of GetMany and LoadMany it is told the
+// keys that are served stale. It is not told of near hits: to look for a span in a context
+// takes half as long as a near hit (docs/decisions.md).
+type HitObserver interface {
+	Observer
+	ObserveHit(ctx context.Context, source Source, age time.Duration)
+}
+
+// A reporter counts what happens in a guard and tells its observers.
+type reporter struct {
+	guard    string
+	hideKeys bool
+	to       []cache.Observer
+	tracer   cache.Tracer // nil: none
+	hits     HitObserver  // nil: none
+	counters
+}
+
+func (r *reporter) init(name string, p *Policy) {
+	r.guard, r.hideKeys, r.to = name, p.HideKeys, cache.EachObserver(p.Observer)
+	for _, o := range r.to {
+		if t, ok := o.(cache.Tracer); ok && r.tracer == nil {
+			r.tracer = t
+		}
+		if h, ok := o.(HitObserver); ok && r.hits == nil {
+			r.hits = h
+		}
+	}
+}
+
+// report counts an event and tells the observers.
+func (r *reporter) report(ctx context.Context, kind cache.EventKind, ev Event) {
+	r.event(kind)
+	if len(r.to) == 0 {
+		return
+	}
+	ev = r.complete(kind, ev)
+	for _, o := range r.to {
+		if c, ok := o.(cache.ContextObserver); ok {
+			c.ObserveContext(ctx, ev)
+		} else {
+			o.Observe(ev)
+		}
+	}
+}
+
+func (r *reporter) complete(kind cache.EventKind, ev Event) Event {
+	ev.Kind, ev.Guard = kind, r.guard
+	if r.hideKeys {
+		ev.Key = ""
+	}
+	return ev
+}
+
+// startFetch reports the start of a fetch. It returns the context that the fetch runs
+// with, and the function that reports its end: it is given the fills that the fetch has
+// answered, or the ones that replace them.
+func (e *engine) startFetch(ctx context.Context, fills []*fill) (context.Context, func(fills []*fill, took time.Duration)) {
+	ended := func(cache.Event) {}
+	if t := e.events.tracer; t != nil {
+		ev := e.events.complete(cache.FetchStarted, fills[0].event())
+		ev.Count = len(fills)
+		var trace cache.TraceContext
+		if ctx, trace, ended = t.StartFetch(ctx, ev); !trace.IsZero() {
+			for _, r := range fills {
+				if r.flight != nil {
+					r.flight.trace.Store(&trace)
+				}
+			}
+		}
+	}
+	for _, r := range fills {
+		e.events.report(ctx, cache.FetchStarted, r.event())
+	}
+	e.events.fetching.Add(1)
+	return ctx, func(fills []*fill, took time.Duration) {
+		e.events.fetching.Add(-1)
+		for i, r := range fills {
+			r.took = took
+			ev := r.event()
+			ev.Duration, ev.Err, ev.Outcome = took, r.err, r.outcome()
+			kind := endOfFetch(r.err)
+			e.events.report(ctx, kind, ev)
+			if i == 0 {
+				ended(e.events.complete(kind, ev))
+			}
+		}
+	}
+}
+
+// event is one about the fetch of the fill's key.
+func (r *fill) event() Event {
+	ev := Event{Key: r.key, Attempt: r.attempt, Trigger: r.trigger}
+	if r.lease != nil {
+		ev.TakenOver = r.lease.TakenOver
+		ev.Token = cache.Token(r.token)
+	}
+	return ev
+}
+
+// outcome is how the fetch of the fill's key ended, for events.
+func (r *fill) outcome() string {
+	switch endOfFetch(r.err) {
+	case cache.FetchNotFound:
+		return cache.OutcomeNotFound
+	case cache.FetchNotModified:
+		return cache.OutcomeNotModified
+	case cache.FetchFailed:
+		return cache.OutcomeError
+	}
+	if r.private {
+		return cache.OutcomePrivate
+	}
+	return cache.OutcomeValue
+}
+
+// triggerFor is why a flight of that kind fetches. rd is the entry that is to be
+// refreshed.
+func triggerFor(kind flightKind, rd *read) string {
+	switch {
+	case kind == forced:
+		return cache.TriggerRefresh
+	case kind != background:
+		return cache.TriggerMiss
+	case rd.found() != nil && rd.reading.Fresh():
+		return cache.TriggerEarly
+	}
+	return cache.TriggerStale
+}
+
+// labelled marks the goroutine of a fetch in profiles: stampede.guard is its guard.
+func (e *engine) labelled(ctx context.Context) context.Context {
+	ctx = pprof.WithLabels(ctx, e.labels)
+	pprof.SetGoroutineLabels(ctx)
+	return ctx
+}
+
+// reportWaits reports the keys of the call for which it waited for another's fetch.
+func (c *call) reportWaits(all []*want) {
+	if len(c.e.events.to) == 0 {
+		return
+	}
+	took, count := time.Since(c.began), len(all)
+	for _, w := range all {
+		if w.f == nil || w.out.turn != nil {
+			continue
+		}
+		ev := Event{Key: w.key, Duration: took, Outcome: c.waitOutcome(w), Err: w.out.err, Trace: w.f.knownTrace(), Count: count}
+		if ev.Outcome == "" {
+			continue
+		}
+		count = 0
+		c.e.events.report(c.ctx, cache.CallWaited, ev)
+	}
+}
+
+// waitOutcome is how a call's wait for another's fetch ended; empty: it did not wait for
+// one, as it made the fetch itself.
+func (c *call) waitOutcome(w *want) string {
+	switch {
+	case w.owned() && w.f.waiting.Load():
+		return cache.OutcomeTakeover
+	case w.owned():
+		return ""
+	case c.ctx.Err() != nil:
+		return cache.OutcomeCanceled
+	case w.out.late(), c.softOver && w.out.source == Stale:
+		return cache.OutcomeTimeout
+	case w.out.err != nil && !errors.Is(w.out.err, ErrNotFound):
+		return cache.OutcomeFailure
+	}
+	return cache.OutcomeValue
+}
+
+// age is that of the outcome's entry.
+func (o *outcome) age() time.Duration {
+	if o.entry == nil {
+		return 0
+	}
+	return o.entry.Age
+}
+
+// staleReason is why a stale value stands in for an error.
+func staleReason(err error) string {
+	switch {
+	case errors.Is(err, ErrUnavailable):
+		return cache.ReasonAway
+	case errors.Is(err, errSoftTimeout), errors.Is(err, ErrWaitTimeout), errors.Is(err, ErrFetchTimeout):
+		return cache.ReasonTimeout
+	}
+	return cache.ReasonError
+}
+
+// refusalReason is why an entry was not stored.
+func refusalReason(err error) string {
+	switch {
+	case err == nil:
+		return cache.ReasonLeaseGone
+	case errors.Is(err, store.ErrInvalidated):
+		return cache.ReasonTag
+	case errors.Is(err, store.ErrRefused):
+		return cache.ReasonStore
+	}
+	return cache.ReasonNoAnswer
+}
+
+// ErrorType returns the class of an error that a guard returned, from a short and fixed
+// list: for metrics, whose labels must not be error texts. It is empty for nil, and
+// "other" for an error of the fetch that no guard knows.
+func ErrorType(err error) string {
+	var exhausted *ExhaustedError
+	var panicked *PanicError
+	var remote *RemoteError
+	if err == nil {
+		return ""
+	}
+	for _, class := range []struct {
+		is   error
+		name string
+	}{
+		{ErrNotFound, "not_found"},
+		{ErrFetchTimeout, "fetch_timeout"},
+		{ErrWaitTimeout, "wait_timeout"},
+		{ErrQuarantined, "quarantined"},
+		{ErrUnavailable, "unavailable"},
+		{store.ErrUnavailable, "unavailable"},
+		{store.ErrRefused, "refused"},
+		{store.ErrInvalidated, "invalidated"},
+		{store.ErrDamaged, "damaged"},
+		{ErrClosed, "closed"},
+		{store.ErrClosed, "closed"},
+		{ErrReentrant, "reentrant"},
+		{ErrGoexit, "goexit"},
+		{ErrTooLarge, "too_large"},
+		{errNotWanted, "unwanted"},
+		{context.Canceled, "canceled"},
+		{context.DeadlineExceeded, "deadline_exceeded"},
+	} {
+		if errors.Is(err, class.is) {
+			return class.name
+		}
+	}
+	switch {
+	case errors.As(err, &exhausted):
+		return "budget_exhausted"
+	case errors.As(err, &panicked):
+		return "panic"
+	case errors.As(err, &remote):
+		return "remote"
+	}
+	return "other"
+}

@@ -1,0 +1,67 @@
+package guard_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
+)
+
+// What a dead and a frozen server cost callers whose keys are in the reserve, from the first
+// moment on, and what the server costs the origin when it is back.
+func TestDeadServerCostsNeitherCallersNorOrigin(t *testing.T) {
+	for name, fault := range map[string]struct {
+		away func(s *redistest.Server) error
+		back func(ctx context.Context, s *redistest.Server) error
+	}{
+		"killed": {(*redistest.Server).Kill, func(ctx context.Context, s *redistest.Server) error { return s.RestartEmpty(ctx) }},
+		"frozen": {(*redistest.Server).Pause, func(_ context.Context, s *redistest.Server) error { return s.Resume() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const keys, rate = 50, 200
+			server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+			fleet := []*guard.Guard[string]{onClient(t, server.Client(), policy()), onClient(t, server.Client(), policy())}
+			w := &world{T: t}
+			var fetches atomic.Int32
+			fetch := func(context.Context) (string, error) {
+				fetches.Add(1)
+				time.Sleep(10 * time.Millisecond)
+				return "v", nil
+			}
+			for _, g := range fleet {
+				for g.Stats().ReserveEntries < keys { // its subscription may not be up at first
+					for i := range keys {
+						get(w, g, fmt.Sprint("k", i), fetch)
+					}
+				}
+			}
+			during, after := &load{}, &load{}
+			fetches.Store(0)
+			if err := fault.away(server); err != nil {
+				t.Fatal(err)
+			}
+			runLoads(rate, keys, 3*time.Second, guarded(during, fleet[0], fetch), guarded(during, fleet[1], fetch))
+			if n := fetches.Swap(0); n > 0 {
+				t.Errorf("%d fetches during the outage", n)
+			}
+			p99, failed, n := during.after(time.Time{})
+			t.Logf("during: %d calls, p99 %v", n, p99)
+			if most := lenient(25 * time.Millisecond); failed > 0 || p99 > most {
+				t.Errorf("during: %d of %d calls failed, p99 is %v, want at most %v", failed, n, p99, most)
+			}
+			if err := fault.back(t.Context(), server); err != nil {
+				t.Fatal(err)
+			}
+			runLoads(rate, keys, 3*time.Second, guarded(after, fleet[0], fetch), guarded(after, fleet[1], fetch))
+			p99, failed, n = after.after(time.Time{})
+			t.Logf("after: %d calls, p99 %v, %d fetches", n, p99, fetches.Load())
+			if most := lenient(25 * time.Millisecond); failed > 0 || p99 > most || fetches.Load() > keys {
+				t.Errorf("after: %d of %d calls failed, p99 is %v, want at most %v; %d fetches", failed, n, p99, most, fetches.Load())
+			}
+		})
+	}
+}

@@ -1,0 +1,129 @@
+package httpcache
+
+import (
+	"bytes"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stampedeguard/stampede/internal/rfc9111"
+)
+
+// CanonicalHost is a host in lower case, without the port that the scheme implies.
+func CanonicalHost(scheme, host string) string {
+	host = strings.ToLower(host)
+	switch strings.ToLower(scheme) {
+	case "http":
+		return strings.TrimSuffix(host, ":80")
+	case "https":
+		return strings.TrimSuffix(host, ":443")
+	}
+	return host
+}
+
+// CanonicalHeader returns a copy of a header whose names are all spelled as package
+// rfc9111 looks for them. Code that writes to the map may spell them otherwise, and
+// net/http sends them: to a client, set-cookie is Set-Cookie.
+func CanonicalHeader(h http.Header) http.Header {
+	c := h.Clone()
+	for name, values := range h {
+		if plain := http.CanonicalHeaderKey(name); plain != name {
+			delete(c, name)
+			c[plain] = append(c[plain], values...)
+		}
+	}
+	return c
+}
+
+// CopyHeader copies a header into another, which then shares no slices with it.
+func CopyHeader(to, from http.Header) {
+	n := 0
+	for _, values := range from {
+		n += len(values)
+	}
+	all := make([]string, 0, n)
+	for name, values := range from {
+		start := len(all)
+		all = append(all, values...)
+		to[name] = all[start:len(all):len(all)]
+	}
+}
+
+// AddHeader is CopyHeader for a header that layers further out may have written to. A
+// handler would have added to Vary and Set-Cookie, and so does AddHeader.
+func AddHeader(to, from http.Header) {
+	vary, cookies := to["Vary"], to["Set-Cookie"]
+	CopyHeader(to, from)
+	if len(vary) > 0 && len(from["Vary"]) > 0 {
+		to["Vary"] = slices.Concat(vary, from["Vary"])
+	}
+	if len(cookies) > 0 && len(from["Set-Cookie"]) > 0 {
+		to["Set-Cookie"] = slices.Concat(cookies, from["Set-Cookie"])
+	}
+}
+
+// ReplaceHeader makes a header equal to another.
+func ReplaceHeader(h, by http.Header) {
+	clear(h)
+	CopyHeader(h, by)
+}
+
+// NamesIn returns the names that the lines of a field list; nil if there are no lines.
+func NamesIn(lines []string) map[string]bool {
+	if len(lines) == 0 {
+		return nil
+	}
+	names := map[string]bool{}
+	for _, line := range lines {
+		for name := range strings.SplitSeq(line, ",") {
+			names[http.CanonicalHeaderKey(strings.TrimSpace(name))] = true
+		}
+	}
+	return names
+}
+
+// BodyAllowed reports whether a final response with the status has a body.
+func BodyAllowed(status int) bool {
+	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
+}
+
+// SetFailure sets the header fields of a response that the cache makes by itself: a
+// text that must not be stored, and Retry-After in whole seconds if after is positive.
+func SetFailure(h http.Header, after time.Duration) {
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("Cache-Control", "no-store")
+	if after > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64((after+time.Second-1)/time.Second), 10))
+	}
+}
+
+// ServeRanges answers a request for ranges of a body (rfc9111.AnswerRanges): 206 or 416
+// with the header that w has. It returns the status and the number of body bytes.
+func ServeRanges(w http.ResponseWriter, r *http.Request, body []byte) (status int, n int64) {
+	rfc9111.RemoveContentDigests(w.Header())
+	c := &counter{ResponseWriter: w, status: http.StatusOK}
+	http.ServeContent(c, rfc9111.RangeRequest(r), "", time.Time{}, bytes.NewReader(body))
+	return c.status, c.n
+}
+
+// A counter notes the status and the length of a response.
+type counter struct {
+	http.ResponseWriter
+	status int
+	n      int64
+}
+
+// WriteHeader implements [http.ResponseWriter].
+func (c *counter) WriteHeader(status int) {
+	c.status = status
+	c.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements [http.ResponseWriter].
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p)
+	c.n += int64(n)
+	return n, err
+}

@@ -1,0 +1,315 @@
+package middleware
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/httpcache"
+	"github.com/stampedeguard/stampede/internal/rfc9111"
+)
+
+// A statusError is a response that says that the handler failed, while there is a stale
+// page to be served instead.
+type statusError struct{ status int }
+
+func (e *statusError) Error() string {
+	return "middleware: the handler answered " + strconv.Itoa(e.status)
+}
+
+// A decision is what a run's header has led to, as far as Cache-Status tells it.
+type decision struct {
+	fwd     rfc9111.Fwd
+	stored  bool
+	reason  string
+	ttl     time.Duration
+	fwdCode int // the handler's answer to a validation
+}
+
+// decide says what becomes of a response whose header is there. It is called once, by the
+// handler's first write.
+func (r *run) decide() {
+	if r.asksStale && r.status == http.StatusNotModified {
+		r.validated()
+		return
+	}
+	if rfc9111.IsError(r.status) && r.stale != nil && r.stale.UsableOnError() {
+		r.goPrivate() // if the stale page may not be served after all, the client gets this
+		r.fail(&statusError{r.status})
+		return
+	}
+	r.rfc = r.m.site.rfc(r.asked.terms, r.status)
+	r.d = rfc9111.Store(r.req, r.response(), r.rfc)
+	r.tags = r.m.tags.of(r.req, r.header)
+	reason := r.notShared()
+	failure := reason == string(rfc9111.ReasonNoFreshness) && r.status >= 500 && !r.asked.credentialed
+	r.passing = failure || r.noEpoch
+	switch {
+	case reason != "" && !failure:
+		r.keepPrivate(reason)
+	case r.at.ix.Covers(r.d.Vary):
+		r.record()
+	case r.at.ix != nil:
+		r.learn()
+		r.keepPrivate("vary")
+	default:
+		r.branch()
+	}
+}
+
+// response is the run's, for the rules.
+func (r *run) response() *rfc9111.Response {
+	return &rfc9111.Response{Status: r.status, Header: r.header, RequestTime: r.madeAt(), ResponseTime: r.headerAt}
+}
+
+// madeAt is the time from which on the response may have existed. A response without Date
+// and Age is made here and begins to exist with its header. If its handler's time counted
+// as age, a response that takes longer than its max-age would help no other request.
+func (r *run) madeAt() time.Time {
+	if r.header.Get("Date") == "" && r.header.Get("Age") == "" {
+		return r.headerAt
+	}
+	return r.began
+}
+
+// notShared is the reason why others may not have the response; empty if they may.
+func (r *run) notShared() string {
+	switch {
+	case r.hijacked:
+		return "hijacked"
+	case r.expected > int64(r.m.opts.MaxBody):
+		return "too-large"
+	}
+	return r.asked.withheld(&r.d, r.m.tags.fit(r.tags))
+}
+
+// withheld is notShared as far as the response's header tells.
+func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
+	switch {
+	case d.For != rfc9111.Anyone:
+		return string(d.Reason)
+	case a.personal && !d.Control.SaysShared():
+		return "personal"
+	case a.credentialed && needsValidation(d.Freshness):
+		return "always-validated"
+	case !tagsFit:
+		return "tags"
+	}
+	return ""
+}
+
+// needsValidation reports whether a response must be validated before each use. A handler
+// may tell users apart by the validation alone, with the same Cache-Control for all: each
+// validation is made with the credentials of its request.
+func needsValidation(f rfc9111.Freshness) bool {
+	verdict, _ := rfc9111.MayServe(f, f.InitialAge, rfc9111.RequestControl{})
+	return verdict == rfc9111.Validate
+}
+
+// misfits reports whether the response varies on a header of the client's that the run was
+// not given. It answers requests without that header, and not its client.
+func (r *run) misfits() bool { return r.client != nil && r.asked.misses(r.req, r.d.Vary) }
+
+// fail ends the turn with an error.
+func (r *run) fail(err error) {
+	if r.notOver() {
+		r.turn.Fail(err)
+	}
+	r.publish(outcome{then: giveUp, err: err})
+}
+
+// keepPrivate leaves the response to the run's client. Requests that wait run the handler
+// for themselves, and so do requests that come, for a while.
+func (r *run) keepPrivate(reason string) {
+	r.recording = false
+	over := !r.notOver()
+	o := outcome{then: readAlong, decision: decision{reason: reason}}
+	if r.misfits() {
+		o.then = runAlone
+		r.detach()
+	}
+	r.goPrivate()
+	r.publish(o)
+	if !over {
+		r.turn.Fill.Private = true
+		r.turn.Store(nil)
+	}
+}
+
+// tooLarge is called before a write that exceeds MaxBody.
+func (r *run) tooLarge() { r.keepPrivate("too-large") }
+
+// record keeps the body until it is whole, while the client reads along. A client that
+// wants ranges waits for the whole.
+func (r *run) record() {
+	r.recording = true
+	if r.asked.Header["Range"] == nil {
+		r.publish(outcome{then: readAlong, decision: r.recorded()})
+	}
+}
+
+func (r *run) recorded() decision {
+	return decision{stored: !r.passing && !r.isPrivate(), reason: string(r.d.Reason), ttl: r.d.Freshness.Left(r.d.Freshness.InitialAge)}
+}
+
+// store ends the turn with the recorded page. A response that is passing goes to the
+// requests that wait: a failure, or a page whose epoch is not known.
+func (r *run) store() {
+	body, ok := r.rec.Kept()
+	if !ok || !r.notOver() {
+		r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
+		return
+	}
+	p, f := r.page(body), r.turn.Fill
+	if r.passing {
+		f.TTL, f.StaleFor = 0, guard.Off
+	} else {
+		r.enlist()
+		f.Tags = append(f.Tags, r.tags...)
+		r.m.terms.Set(f, p)
+	}
+	stored := r.turn.Store(p)
+	r.publish(outcome{then: servePage, page: p, stored: stored, decision: r.recorded()})
+}
+
+// page makes a page of a response that is whole.
+func (r *run) page(body []byte) *httpcache.Page {
+	p := &httpcache.Page{
+		Status: r.status, Body: body, Trailer: r.storedTrailer(), Vary: r.d.Vary, Freshness: r.d.Freshness,
+		Header: rfc9111.StoredHeader(r.response(), r.d.Control, r.rfc), Length: strconv.Itoa(len(body)), Began: r.began,
+	}
+	p.HidesTags = r.m.tags.hides(r.req, p.Header, r.tags)
+	delete(p.Header, "Content-Length")
+	if len(p.Vary) > 0 {
+		p.Variant = rfc9111.VariantKey(p.Vary, r.req)
+	}
+	p.Freshness.InitialAge += time.Since(r.headerAt)
+	if _, set := p.Header["Content-Type"]; !set && len(body) > 0 && len(p.Header["Content-Encoding"]) == 0 {
+		p.Header.Set("Content-Type", http.DetectContentType(body))
+	}
+	if r.m.opts.MakeETag && len(p.Header["Etag"]) == 0 && p.Status == http.StatusOK {
+		p.Header.Set("ETag", madeETag(body))
+	}
+	if r.m.opts.Compress && !r.d.Control.NoTransform {
+		p.Gzip = compress(p)
+	}
+	return p
+}
+
+// storedTrailer is the part of the trailer that would be stored of a header with the same
+// fields.
+func (r *run) storedTrailer() http.Header {
+	if len(r.trailer) == 0 {
+		return nil
+	}
+	kept := rfc9111.StoredHeader(&rfc9111.Response{Header: r.trailer, ResponseTime: r.headerAt}, r.d.Control, r.rfc)
+	if _, sent := r.trailer["Date"]; !sent {
+		delete(kept, "Date")
+	}
+	if !r.m.opts.StoreSetCookie || !r.d.Control.SaysShared() {
+		delete(kept, "Set-Cookie")
+		delete(kept, "Set-Cookie2")
+	}
+	return kept
+}
+
+// validated stores a stale page again that the handler has answered 304 for. The 304
+// updates the header and leaves the body.
+func (r *run) validated() {
+	if len(rfc9111.Selected(r.header, r.stale.Header)) == 0 {
+		r.goesAgain = true // the 304 is about another response
+		return
+	}
+	r.rfc = r.m.site.rfc(r.asked.terms, r.stale.Status)
+	p := *r.stale
+	p.Header = rfc9111.Freshen(r.stale.Header, r.header, r.rfc)
+	resp := &rfc9111.Response{Status: p.Status, Header: p.Header, RequestTime: r.madeAt(), ResponseTime: r.headerAt}
+	r.d = rfc9111.Store(r.req, resp, r.rfc)
+	p.Freshness, p.Began = r.d.Freshness, r.began
+	r.tags = r.m.tags.of(r.req, updated(r.stale.Header, r.header))
+	p.Header = rfc9111.StoredHeader(resp, r.d.Control, r.rfc)
+	p.HidesTags = r.m.tags.hides(r.req, p.Header, r.tags)
+	if r.d.Control.NoTransform || hasDigest(&p) {
+		p.Gzip = nil
+	}
+	o := outcome{then: servePage, page: &p, decision: decision{
+		stored: true, fwdCode: http.StatusNotModified, ttl: p.Freshness.Left(p.Freshness.InitialAge),
+	}}
+	over := !r.notOver()
+	f := r.turn.Fill
+	if r.notShared() != "" || !slices.Equal(r.d.Vary, p.Vary) {
+		if r.misfits() {
+			o.then = runAlone
+		}
+		f.Private = true
+	} else {
+		f.Tags = append(f.Tags, r.tags...)
+		r.m.terms.Set(f, &p)
+	}
+	if !over {
+		o.stored = r.turn.Store(&p)
+	}
+	r.publish(o)
+}
+
+// branch is for a response that varies on names that its page has no index for. The
+// page's turn ends at once with the index, so that no request waits for a variant that
+// isn't its own. The run goes on under the turn of its variant, which it takes before.
+func (r *run) branch() {
+	pages := r.turn
+	variant := rfc9111.VariantKey(r.d.Vary, r.req)
+	ix := httpcache.NewIndex(r.d.Vary, variant)
+	at := slot{page: r.at.page, ix: ix, variant: variant}
+	under := pages.Also(at.key())
+	over := !r.notOver()
+	if r.misfits() {
+		r.detach()
+		r.publish(outcome{then: lookAgain}) // it waits for the index, as others do
+	}
+	switch {
+	case under != nil:
+		r.at = at
+		r.take(under)
+		r.record()
+	default:
+		r.goPrivate()
+		r.publish(outcome{then: readAlong, decision: decision{reason: "vary"}})
+	}
+	// The tags keep the index from being stored if one of them was purged since the run
+	// began. The variant can't be reached then.
+	f := pages.Fill
+	f.TTL, f.StaleFor, f.Tags = indexTTL, guard.Off, append(f.Tags, r.tags...)
+	if !over {
+		pages.Store(&httpcache.Page{Index: ix})
+	}
+}
+
+// learn adds the names to the index that a variant's response turned out to vary on. It
+// takes the page's turn for that, so that a purge in between wins.
+func (r *run) learn() {
+	names := r.at.ix.With(r.d.Vary)
+	if len(names) <= rfc9111.MaxVaryNames {
+		r.changeIndex(func(ix *httpcache.Index) { ix.Names, ix.Variants = names, nil })
+	}
+}
+
+// enlist adds the run's variant to the index, which bounds their number.
+func (r *run) enlist() {
+	if r.at.ix == nil || r.at.ix.Contains(r.at.variant) {
+		return
+	}
+	variant := r.at.variant
+	r.changeIndex(func(ix *httpcache.Index) {
+		if !ix.Contains(variant) {
+			ix.Variants = append(ix.Variants, variant)
+		}
+	})
+}
+
+// changeIndex changes the page's index on a goroutine that ends with the guard.
+func (r *run) changeIndex(change func(*httpcache.Index)) {
+	m, page, gen := r.m, r.at.page, r.at.ix.Gen
+	go func() { _, _ = m.pages.changeIndex(m.ctx, page, gen, change) }()
+}
