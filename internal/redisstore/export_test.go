@@ -78,3 +78,9 @@ func Parked(s *Store) int {
 
 // BreakerOpen reports whether calls are kept from the store's first node.
 func BreakerOpen(s *Store) bool { return !s.topo.all()[0].breaker.allow() }
+
+// ParseLockReplies reads a reply as that of each script of locks.
+func ParseLockReplies(reply any) {
+	_, _ = parseLock(reply)
+	_, _ = parseLockState(reply)
+}
