@@ -102,14 +102,18 @@ func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation, 
 	if !n.breaker.allow() {
 		return nil, n.away()
 	}
-	s.locking.Do(func() { s.lone = timed.WithTimeout(s.opts.RedisTimeout) })
+	s.locking.Do(func() {
+		lone := timed.WithTimeout(s.opts.RedisTimeout)
+		lone.AddHook(endedDials{})
+		s.client.AddHook(diverted{s, lone})
+	})
 	after := n.breaker.sent()
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.RedisTimeout)
+	bounded, cancel := context.WithTimeout(context.WithValue(context.WithoutCancel(ctx), diversion{s}, true), s.opts.RedisTimeout)
 	defer cancel()
 	cmd := inv.command(bounded, false)
-	if err = s.lone.Process(bounded, cmd); isUnknownScript(err) {
+	if err = s.client.Process(bounded, cmd); isUnknownScript(err) {
 		cmd = inv.command(bounded, true)
-		err = s.lone.Process(bounded, cmd)
+		err = s.client.Process(bounded, cmd)
 	}
 	err = classify(op.Kind.String(), err)
 	n.noteOutcome(err)
@@ -157,6 +161,34 @@ func (s *Store) lockedLate(op *store.LockOp, names *lockNames, r reply) {
 	release := *op
 	release.Outcome = store.NoOutcome
 	s.spawnCall(func() { _, _ = s.releaseLock(context.Background(), &release, names) })
+}
+
+// diverted has a client whose calls are bounded carry out the commands of locks. Such a
+// client has lost the hooks of the one that it was made of, so this is the innermost of them.
+type diverted struct {
+	s    *Store
+	lone *redis.Client
+}
+
+// diversion marks the context of a command of locks.
+type diversion struct{ s *Store }
+
+// DialHook implements [redis.Hook].
+func (diverted) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements [redis.Hook].
+func (d diverted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if ctx.Value(diversion{d.s}) != nil {
+			return d.lone.Process(ctx, cmd)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// ProcessPipelineHook implements [redis.Hook].
+func (diverted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 func (s *Store) releaseLock(ctx context.Context, op *store.LockOp, names *lockNames) (store.LockAnswer, error) {

@@ -60,8 +60,7 @@ type Store struct {
 	feeds    store.Feeds
 	carried  tagTable
 
-	locking sync.Once
-	lone    *redis.Client // for locks, on a single server: each call of it is bounded
+	locking sync.Once // adds a hook for the commands of locks
 
 	// Close sets closing first, and ends ctx when everything has been given back.
 	closing atomic.Bool
