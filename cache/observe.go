@@ -51,6 +51,7 @@ const (
 	GuardComponent  ComponentKind = "guard"  // Counters() guard.Stats, InFlight(max int) ([]guard.Flight, int)
 	StoreComponent  ComponentKind = "store"  // Nodes() []cache.NodeStatus
 	BudgetComponent ComponentKind = "budget" // Known() guard.BudgetState, Limit() budget.Limit
+	LockComponent   ComponentKind = "lock"   // Held() int: the locks of a lock.Locker, or a lock.Worker
 )
 
 // Attach tells those of the observers in o about a component that are an [Attacher], and

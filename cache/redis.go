@@ -97,9 +97,9 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 // when their leases expire.
 func (r *Redis) Liveness() error { return r.s.Liveness() }
 
-// Close gives back what the store holds and ends its goroutines. It returns an error if
-// something could not be given back, which then expires by itself. Calling it again waits
-// for the first call.
+// Close gives back the store's leases and ends its goroutines. It returns an error if a
+// lease could not be given back and has to expire. Calling it again waits for the first
+// call.
 func (r *Redis) Close() error {
 	r.detach()
 	return r.s.Close()

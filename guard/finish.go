@@ -60,7 +60,7 @@ func (c *call) finish(all []*want) {
 	c.reportWaits(all)
 	for _, w := range all {
 		e.events.served(w.out, ended)
-		if e.events.hits != nil && w.out.stored && w.f == nil {
+		if e.events.hits != nil && w.out.err == nil && (w.out.source == FromStore || w.out.source == Stale) {
 			e.events.hits.ObserveHit(c.ctx, w.out.source, w.out.age())
 		}
 		if w.out.turn != nil {

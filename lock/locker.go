@@ -22,6 +22,7 @@ type Locker struct {
 	process  [8]byte // the start of each ID
 	counter  atomic.Uint64
 
+	detach func()          // ends what the observers were told of the Locker
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 
@@ -56,7 +57,15 @@ func New(opts Options, backends ...Backend) (*Locker, error) {
 	}
 	rand.Read(l.process[:]) // never fails (crypto/rand since Go 1.24)
 	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.detach = cache.Attach(opts.Observer, cache.Component{Kind: cache.LockComponent, Self: l})
 	return l, nil
+}
+
+// Held is the number of locks that the Locker holds now.
+func (l *Locker) Held() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.held)
 }
 
 // Close releases all locks of the Locker, ends their contexts with ErrClosed, and waits for
@@ -78,6 +87,7 @@ func (l *Locker) Close() error {
 	released.Wait()
 	if first {
 		l.cancel()
+		l.detach()
 	}
 	l.work.Wait()
 	return nil

@@ -264,7 +264,7 @@ func (r *round) refused(votes []Vote, grants []Grant) *refusal {
 // to the largest on a majority: two majorities meet, so the next fence is larger.
 func (r *round) grant(ctx context.Context, votes []Vote, grants []Grant) (*Lock, error) {
 	l := r.l
-	k := &Lock{l: l, name: r.req.Name, id: r.req.ID, round: r, ttl: r.req.TTL, terms: r.req.job}
+	k := &Lock{l: l, name: r.req.Name, id: r.req.ID, round: r, ttl: r.req.TTL, granted: time.Now(), terms: r.req.job}
 	differ := false
 	first := true
 	for i := range grants {

@@ -34,7 +34,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy := guard.Policy{
 		TTL: indexTTL, Stale: time.Second,
 		FetchTimeout: opts.FetchTimeout, WaitTimeout: opts.WaitTimeout, WhenUnavailable: opts.WhenUnavailable,
-		Near: opts.Near,
+		Near: opts.Near, Observer: opts.Observer,
 	}
 	if opts.Policy != nil {
 		opts.Policy(&policy)

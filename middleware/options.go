@@ -46,8 +46,10 @@ type Options struct {
 	// WhenUnavailable says what happens while the store can't be reached. Default
 	// guard.FailOpen: each process shares runs among its own requests, and stores nothing.
 	WhenUnavailable guard.WhenUnavailable
-	// Policy changes the guard's policy, an Observer or the Lease say, after it was filled
-	// in from these options. The middleware then sets TTL, Stale, StaleIfError, MaxBytes and
+	// Observer gets the guard's events. Default none.
+	Observer guard.Observer
+	// Policy changes the guard's policy, the Lease for example, after it was filled in from
+	// these options. The middleware then sets TTL, Stale, StaleIfError, MaxBytes and
 	// Codec itself.
 	Policy func(*guard.Policy)
 

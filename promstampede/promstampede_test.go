@@ -51,7 +51,7 @@ func TestCollectorReportsGuardsAndStores(t *testing.T) {
 	} {
 		want += `stampede_requests_total{error_type="` + strings.Replace(line, `"}`, `",stampede_guard_name="users",stampede_source=""}`, 1) + "\n"
 	}
-	for _, line := range []string{`near"} 0`, `own_fetch"} 1`, `shared_fetch"} 0`, `stale"} 0`, `store"} 1`, `unguarded"} 0`} {
+	for _, line := range []string{`near"} 0`, `own_fetch"} 1`, `reserve"} 0`, `shared_fetch"} 0`, `stale"} 0`, `store"} 1`, `unguarded"} 0`} {
 		want += `stampede_requests_total{error_type="",stampede_guard_name="users",stampede_source="` + line + "\n"
 	}
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "stampede_requests_total"); err != nil {

@@ -46,7 +46,7 @@ func (l *load) open(s cache.Store, quota guard.Budget, to guard.Observer) error 
 	})
 	l.reports = open("reports", guard.Policy{TTL: time.Second, FetchTimeout: 2 * time.Second})
 	l.prices = open("prices", guard.Policy{TTL: 5 * time.Second, Budget: quota})
-	l.fragile = open("fragile", guard.Policy{TTL: time.Second, FetchTimeout: time.Second, Lease: time.Second})
+	l.fragile = open("fragile", guard.Policy{TTL: time.Second, FetchTimeout: time.Second, Lease: time.Second, Quarantine: 5 * time.Minute})
 	return errors.Join(errs...)
 }
 
@@ -114,7 +114,7 @@ func (l *load) report(ctx context.Context) error {
 
 func (l *load) price(ctx context.Context) error {
 	key := fmt.Sprintf("price-%d", rand.IntN(50))
-	if l.is(failing) {
+	if l.is(failing) || l.is(noRedis) {
 		key = fmt.Sprintf("price-%d", rand.Int()) // a crawler: each request is a miss
 	}
 	_, err := l.prices.Get(ctx, key, func(ctx context.Context) (string, error) { return l.origin(ctx, 20*time.Millisecond) })

@@ -23,6 +23,8 @@ type Report struct {
 	Total   int       `json:"guards_total"` // Guards holds the busiest
 	Nodes   []Node    `json:"nodes"`
 	Budgets []Budget  `json:"budgets"`
+	Locks   int       `json:"locks"`   // held by this process
+	Lockers int       `json:"lockers"` // that report to the page
 }
 
 // A Guard is the guards of one name.
@@ -54,6 +56,8 @@ type Guard struct {
 	NearEntries   int    `json:"near_entries"`
 	NearEvictions uint64 `json:"near_evictions"`
 	NearBypasses  uint64 `json:"near_bypasses"`
+	Reserve       int    `json:"reserve_entries"`
+	Queued        int    `json:"invalidations_queued"`
 
 	// Rates are calls in a second, in the last minutes, oldest first.
 	Rates Rates `json:"rates"`
@@ -137,6 +141,7 @@ func (p *Page) report(name string) *Report {
 		}
 		rep.Nodes = append(rep.Nodes, node)
 	}
+	rep.Locks, rep.Lockers = p.registry.Locks()
 	for _, b := range p.registry.Budgets() {
 		rep.Budgets = append(rep.Budgets, Budget{
 			Name: b.Name, Remaining: b.State.Remaining, Burst: b.Limit.Burst, Spent: b.State.Spent, Paused: b.State.Paused.Seconds(),
@@ -153,6 +158,7 @@ func (p *Page) reportGuard(n *measure.Named) Guard {
 		Sources: map[string]uint64{}, Errors: map[string]uint64{}, Leases: measure.Leases(s), Lost: s.LeasesLost, Refused: s.FillsRefused,
 		Fetching: s.Fetching, Waiting: s.Waiting, Flights: []Flight{},
 		NearLive: s.NearLive, NearEntries: s.NearEntries, NearEvictions: s.NearEvictions, NearBypasses: s.NearBypasses,
+		Reserve: s.ReserveEntries, Queued: s.Queued,
 	}
 	if g.Requests > 0 {
 		of := float64(g.Requests)

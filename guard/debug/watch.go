@@ -95,7 +95,7 @@ func (p *Page) sample() {
 
 func totalsOf(g *measure.Named) totals {
 	s := &g.Stats
-	t := totals{hits: s.NearHits + s.StoreHits, stale: s.Stale, misses: s.Fetched + s.Waited}
+	t := totals{hits: s.NearHits + s.StoreHits, stale: s.Stale + s.ReserveHits, misses: s.Fetched + s.Waited}
 	for _, c := range measure.Sources(s) {
 		if c.Error != "" {
 			t.failed += c.N

@@ -93,6 +93,12 @@ var (
 	nearEntries = &Instrument{Name: "stampede.near.entry.count", Kind: UpDownCounter, Unit: "{entry}", Observed: true,
 		Description: "Values in the near cache.",
 		Labels:      []string{guardName}}
+	reserveEntries = &Instrument{Name: "stampede.reserve.entry.count", Kind: UpDownCounter, Unit: "{entry}", Observed: true,
+		Description: "Values in the reserve for outages of the store.",
+		Labels:      []string{guardName}}
+	queuedInvalidations = &Instrument{Name: "stampede.invalidation.queue.count", Kind: UpDownCounter, Unit: "{change}", Observed: true,
+		Description: "Invalidations that the store has not acknowledged.",
+		Labels:      []string{guardName}}
 	nearEvictions = &Instrument{Name: "stampede.near.evictions", Kind: Counter, Unit: "{entry}", Observed: true,
 		Description: "Values evicted from the near cache by its bound.",
 		Labels:      []string{guardName}}
@@ -123,13 +129,26 @@ var (
 	budgetLimit = &Instrument{Name: "stampede.budget.limit", Kind: Gauge, Unit: "{unit}", Observed: true,
 		Description: "Units that may be spent at once after a quiet time. The budget is shared: do not add it up.",
 		Labels:      []string{budgetName}}
+	lockWait = &Instrument{Name: "stampede.lock.wait.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
+		Description: "Time that callers waited for a lock.",
+		Labels:      []string{"stampede.lock.outcome"}}
+	lockHeld = &Instrument{Name: "stampede.lock.held.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
+		Description: "Time that locks were held, by this process."}
+	lockActive = &Instrument{Name: "stampede.lock.active", Kind: UpDownCounter, Unit: "{lock}", Observed: true,
+		Description: "Locks that are held now, by this process."}
+	lockLosses = &Instrument{Name: "stampede.lock.losses", Kind: Counter, Unit: "{lock}",
+		Description: "Locks that were lost while they should have been held."}
+	workAttempts = &Instrument{Name: "stampede.work.attempts", Kind: Counter, Unit: "{attempt}",
+		Description: "Attempts of workers at jobs that have ended.",
+		Labels:      []string{"stampede.work.outcome"}}
 )
 
 // Instruments are all of them.
 var Instruments = []*Instrument{
 	requests, fetchDuration, fetchActive, fetchTimeout, waitDuration, waitActive, leaseRequests, leaseLosses, fillRefusals, entrySize,
-	staleAge, invalidations, nearEntries, nearEvictions, nearBypasses, breakerStatus, subscriptionStatus, lateness,
-	budgetWait, budgetRefusals, budgetPauses, budgetRemaining, budgetLimit,
+	staleAge, invalidations, nearEntries, reserveEntries, queuedInvalidations, nearEvictions, nearBypasses, breakerStatus, subscriptionStatus, lateness,
+	budgetWait, budgetRefusals, budgetPauses, budgetRemaining, budgetLimit, lockWait, lockHeld,
+	lockActive, lockLosses, workAttempts,
 }
 
 // A Recorder takes one measurement. labels are the values of the instrument's Labels, in
@@ -139,6 +158,9 @@ type Recorder func(i *Instrument, value float64, labels ...string)
 
 // Record records an event.
 func Record(ev *cache.Event, record Recorder) {
+	if ev.Guard == "" && recordLock(ev, record) {
+		return
+	}
 	switch ev.Kind {
 	case cache.FetchDone, cache.FetchFailed, cache.FetchNotFound, cache.FetchNotModified:
 		class := ""
@@ -166,6 +188,32 @@ func Record(ev *cache.Event, record Recorder) {
 	case cache.BudgetPaused:
 		record(budgetPauses, 1, ev.Guard)
 	}
+}
+
+// recordLock records an event of a lock or a worker, which names no guard. It reports false
+// for any other event.
+func recordLock(ev *cache.Event, record Recorder) bool {
+	switch ev.Kind {
+	case cache.WaitEnded:
+		outcome := "granted"
+		if ev.Err != nil {
+			outcome = guard.ErrorType(ev.Err)
+		}
+		record(lockWait, ev.Duration.Seconds(), outcome)
+	case cache.LeaseReleased:
+		record(lockHeld, ev.Duration.Seconds())
+	case cache.LeaseLost:
+		record(lockLosses, 1)
+	case cache.JobDone:
+		record(workAttempts, 1, "done")
+	case cache.JobFailed:
+		record(workAttempts, 1, "failed")
+	case cache.JobGaveUp:
+		record(workAttempts, 1, "gave_up")
+	default:
+		return false
+	}
+	return true
 }
 
 func splitAddress(node string) (host, number string) {

@@ -11,6 +11,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
+	"github.com/stampedeguard/stampede/lock"
 )
 
 // A Guard is a guard without the type of its values.
@@ -30,9 +31,13 @@ var (
 	_ Budget = (*budget.Budget)(nil)
 	_ Guard  = (*guard.Guard[any])(nil)
 	_ store  = (*cache.Redis)(nil)
+	_ locker = (*lock.Locker)(nil)
 )
 
-type store interface{ Nodes() []cache.NodeStatus }
+type (
+	store  interface{ Nodes() []cache.NodeStatus }
+	locker interface{ Held() int }
+)
 
 // A Registry knows the components that report to an observer. The zero Registry is ready
 // for use, by several goroutines.
@@ -41,6 +46,7 @@ type Registry struct {
 	guards  map[string]*guards
 	stores  map[int]store
 	budgets map[string]Budget
+	lockers map[int]locker
 	number  int
 }
 
@@ -70,6 +76,12 @@ func (r *Registry) Attach(c cache.Component) (detach func()) {
 				delete(r.budgets, c.Name)
 			}
 		})
+	case locker:
+		if r.lockers == nil {
+			r.lockers = map[int]locker{}
+		}
+		r.lockers[n] = self
+		return r.detach(func() { delete(r.lockers, n) })
 	case store:
 		if r.stores == nil {
 			r.stores = map[int]store{}
@@ -98,6 +110,7 @@ func (r *Registry) attachGuardLocked(name string, n int, self Guard) (detach fun
 		}
 		delete(all.live, n)
 		last.Fetching, last.Waiting, last.NearEntries, last.NearLive = 0, 0, 0, false
+		last.ReserveEntries, last.ReserveBytes, last.Queued = 0, 0, 0
 		addStats(&all.closed, &last)
 	}
 }
@@ -173,6 +186,17 @@ func (r *Registry) Nodes() []cache.NodeStatus {
 	return slices.SortedFunc(maps.Values(of), func(a, b cache.NodeStatus) int { return cmp.Compare(a.Addr, b.Addr) })
 }
 
+// Locks is the number of locks that are held now, and of lockers.
+func (r *Registry) Locks() (held, lockers int) {
+	r.mu.Lock()
+	all := slices.Collect(maps.Values(r.lockers))
+	r.mu.Unlock()
+	for _, l := range all {
+		held += l.Held()
+	}
+	return held, len(all)
+}
+
 // Collect records the numbers that components keep themselves.
 func (r *Registry) Collect(record Recorder) {
 	for _, g := range r.Guards() {
@@ -184,6 +208,9 @@ func (r *Registry) Collect(record Recorder) {
 		record(breakerStatus, flag(!n.BreakerOpen), "closed", host, number)
 		record(subscriptionStatus, flag(n.Subscribed), "live", host, number)
 		record(subscriptionStatus, flag(!n.Subscribed), "lost", host, number)
+	}
+	if held, lockers := r.Locks(); lockers > 0 {
+		record(lockActive, float64(held))
 	}
 	for _, b := range r.Budgets() {
 		record(budgetRemaining, float64(b.State.Remaining), b.Name)
@@ -210,6 +237,8 @@ func collectGuard(name string, s *guard.Stats, record Recorder) {
 	}
 	record(leaseLosses, float64(s.LeasesLost), name)
 	record(nearEntries, float64(s.NearEntries), name)
+	record(reserveEntries, float64(s.ReserveEntries), name)
+	record(queuedInvalidations, float64(s.Queued), name)
 	record(nearEvictions, float64(s.NearEvictions), name)
 	record(nearBypasses, float64(s.NearBypasses), name)
 }
@@ -237,6 +266,7 @@ func Sources(s *guard.Stats) []SourceCount {
 		{"stale", "", s.Stale},
 		{"own_fetch", "", s.Fetched - min(s.Fetched, s.FetchedUnguarded)},
 		{"shared_fetch", "", s.Waited - min(s.Waited, s.WaitedUnguarded)},
+		{"reserve", "", s.ReserveHits},
 		{"unguarded", "", s.FetchedUnguarded + s.WaitedUnguarded},
 		{"", "not_found", e.NotFound},
 		{"", "fetch", e.Fetch},
