@@ -69,6 +69,7 @@ type reserve struct {
 	table  atomic.Pointer[reserveTable]
 	mean   atomic.Int64 // how long the store takes to answer a read, lately
 	heard  atomic.Int64 // when the store has answered a read, since began
+	hedged atomic.Int64 // when a reader has given up waiting, since began
 	timers sync.Pool    // at rest: a new one for each read would cost more than its use
 
 	// era is the feed's epoch as of the last answer of the store. It stands still during an
@@ -82,7 +83,8 @@ type reserve struct {
 	entries    int
 	hand       int // the next set to make room in
 
-	before     atomic.Uint64 // the era before this one
+	before     atomic.Uint64 // the era of the last outage
+	changedAt  atomic.Int64  // when the era changed, since began
 	refreshing chan struct{} // holds a place for each refresh under way
 
 	inUse    atomic.Bool
@@ -358,7 +360,9 @@ func (e *engine) usesReserve(why error) {
 	now := int64(time.Since(s.began))
 	s.hits.Add(1)
 	s.lastUsed.Store(now)
-	if !errors.Is(why, errSilent) {
+	if errors.Is(why, errSilent) {
+		s.hedged.Store(now)
+	} else {
 		s.lastAway.Store(now)
 	}
 	if !s.inUse.Load() && s.inUse.CompareAndSwap(false, true) {
@@ -378,7 +382,10 @@ func (e *engine) answered() {
 		return
 	}
 	if last, era := e.coherence.feed.Last(), s.era.Load(); last != era && s.era.CompareAndSwap(era, last) {
-		s.before.Store(era)
+		// The subscription may come and go while a server starts.
+		if now := int64(time.Since(s.began)); now-s.changedAt.Swap(now) > int64(recovery) {
+			s.before.Store(era)
+		}
 	}
 	if !s.inUse.Load() {
 		return
@@ -452,7 +459,7 @@ func (e *engine) recovering(key string) *outcome {
 		return nil
 	}
 	v := s.find(s.coherence.hash(key), key)
-	if v == nil || v.era != s.era.Load() && v.era != s.before.Load() || v.since.changed() {
+	if v == nil || v.era < s.before.Load() || v.since.changed() {
 		return nil
 	}
 	o := e.judgeReserved(key, v.read, errLost)
@@ -507,14 +514,19 @@ const (
 	// caller with a value there waits for 20 ms at most. A store that usually takes longer
 	// has hedgeTimes as long as it usually takes.
 	hedgeAfter = 15 * time.Millisecond
+	hedgeAgain = 100 * time.Microsecond
 	// A store that answers other reads meanwhile is waited for so many times as long.
 	hedgeTimes = 4
 	// hedgeSlack is how late the end of that time may be noticed.
 	hedgeSlack = 5 * time.Millisecond
 )
 
-// patience is how long a read is waited for now.
+// patience is how long a read is waited for now. If another reader has given up since the
+// last answer, the store is as silent to this one.
 func (s *reserve) patience() time.Duration {
+	if s.hedged.Load() > s.heard.Load() {
+		return hedgeAgain
+	}
 	return max(hedgeAfter, hedgeTimes*time.Duration(s.mean.Load()))
 }
 
