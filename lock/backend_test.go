@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
@@ -24,7 +25,7 @@ func TestClusterKeepsContract(t *testing.T) {
 		n++
 		namespace := "test" + string(rune('a'+n))
 		return func() lock.Backend {
-			s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: namespace})
+			s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: namespace, RedisTimeout: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -33,6 +33,7 @@ type Lock struct {
 
 	mu       sync.Mutex // guards memory only
 	state    lockState
+	cause    error     // of the context's end, once the state is not lockHeld
 	until    time.Time // certainly held before
 	renewal  *time.Timer
 	expiry   *time.Timer
@@ -168,13 +169,17 @@ func (c *lockContext) Err() error {
 	return c.Context.Err()
 }
 
-// check ends the lock if its time is over.
+// check ends the lock if its time is over. A lock that has ended already may be one whose
+// goroutine has not yet come to end the context, as the process was frozen.
 func (k *Lock) check() {
 	k.mu.Lock()
+	cause := k.cause
 	over := k.state == lockHeld && left(k.until) <= 0
 	k.mu.Unlock()
 	if over {
 		k.lose(errors.New("it was not renewed in time"))
+	} else if cause != nil {
+		k.cancel(cause)
 	}
 }
 
@@ -202,7 +207,7 @@ func (k *Lock) lose(why error) {
 		k.mu.Unlock()
 		return
 	}
-	k.state = lockLost
+	k.state, k.cause = lockLost, ErrLost
 	k.stopLocked()
 	k.mu.Unlock()
 	k.cancel(ErrLost)
@@ -321,12 +326,12 @@ func (k *Lock) endWith(cause error, outcome *jobOutcome) (first bool, err error)
 	}
 	lost := k.state == lockLost || left(k.until) <= 0
 	until := k.until
-	k.state = lockEnded
-	k.stopLocked()
-	k.mu.Unlock()
 	if lost {
 		cause = ErrLost
 	}
+	k.state, k.cause = lockEnded, cause
+	k.stopLocked()
+	k.mu.Unlock()
 	k.cancel(cause)
 	k.round.finish()
 	h := k.hold()

@@ -138,7 +138,7 @@ type Report struct {
 	Attempts int  // that have ended
 }
 
-// ErrDied: an attempt's process died.
+// ErrDied says that an attempt's process died. [Attempt.Previous] and [GaveUpError] wrap it.
 var ErrDied = errors.New("lock: the process of the attempt died")
 
 // A GaveUpError says that a job was given up.
@@ -318,7 +318,7 @@ func (k *Lock) report(o *jobOutcome) error {
 func (k *Lock) concluded() {
 	k.mu.Lock()
 	first := k.state != lockEnded
-	k.state = lockEnded
+	k.state, k.cause = lockEnded, errUnlocked
 	k.stopLocked()
 	k.mu.Unlock()
 	if !first {

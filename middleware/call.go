@@ -278,6 +278,8 @@ func (c *call) pageKey() (string, error) {
 	case res.Source == guard.UnguardedFetch:
 		c.out.noEpoch = true
 		return c.asked.key("away"), nil // so that simultaneous requests can still share
+	case res.Source == guard.FromReserve:
+		c.out.noEpoch = true // it may have been deleted: pages of the reserve are served, and none stored
 	}
 	return c.asked.key(res.Value.Epoch), nil
 }

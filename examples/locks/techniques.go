@@ -113,7 +113,7 @@ func getset(t *try) (func() error, error) {
 		return nil, nil
 	}
 	t.pause()
-	if before, _ := t.rdb.GetSet(t.ctx, name, ends).Int64(); before != old {
+	if before, _ := t.rdb.Do(t.ctx, "GETSET", name, ends).Int64(); before != old {
 		return nil, nil
 	}
 	return release, nil

@@ -163,7 +163,7 @@ func (k *key) quarantineLeft(now time.Time) time.Duration {
 	return k.triesEnd.Sub(now)
 }
 
-// publish wakes those who watch the key.
+// publish passes a message to the watches of the key.
 func (k *key) publish(m store.Message) {
 	for w := range k.watches {
 		w.Push(m)

@@ -25,7 +25,7 @@ func connectionMutants() []Mutant {
 		in(redisStore, "a new master's invalidations are not waited for", "		t.s.feeds.Down() // until", "		// until", Test(redisStore, "TestNewMasterPutsTheFeedDown")),
 		in(redisStore, "watches do not follow a slot", "		n.sub.add(h.channel, w)\n", "", Test(redisStore, "TestWatchFollowsItsKeyToAnotherMaster")),
 		in(redisStore, "a script does not follow a slot", `[]string{"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN"}`, `[]string{"NOSCRIPT"}`, Test(redisStore, "TestScriptsFollowAMovingSlot")),
-		in(redisStore, "a replaced master is subscribed to for ever", "if u.state == live && u.liveAt.Before(since) {", "if false {", Test("guard", "TestLeasesAreGrantedSoonAfterAForcedFailover")),
+		in(redisStore, "a replaced master is subscribed to for ever", "if u.state == live && u.liveAt.Before(since) {", "if false {", Test(redisStore, "TestSubscriptionFollowsTheCommands")),
 		in(redisStore, "the breaker opens one failure late", "after+1 < b.limit:", "after+1 <= b.limit:", Test("guard", "TestBlackHoledRedisCostsAFewTimeouts")),
 		{
 			Name: "a breaker that is open does not stop scripts",

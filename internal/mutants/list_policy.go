@@ -21,7 +21,7 @@ func policyMutants() []Mutant {
 		in("guard", "an exhausted budget is not told to waiters", "			end.fail(why) // waiters", "			end.out = &outcome{err: why, moment: end.start} // waiters", Test("guard", "TestExhaustionIsToldToWaitersInOtherProcesses")),
 		in("guard", "refreshes are as important as callers", "s.Priority, s.MaxWait = Background, 0", "s.MaxWait = 0", Test("guard", "TestRefreshesGiveWayToCallers")),
 		in("guard/budget", "a grant whose answer comes too late is kept", "		if r.first == 0 {\n			(&expense{b: b, cost: s.Cost, slot: slot, taken: r.taken}).Settle(0)\n		}", "		_ = r", Test("guard/budget", "TestGrantThatComesTooLateIsRefunded")),
-		in("guard/budget", "a call that is over keeps its place", "	if e.slot != \"\" {\n		gone = []string{e.slot}\n	}", "", Test("guard/budget", "TestOnlySoManyCallsAreUnderWay")),
+		in("guard/budget", "a call that is over keeps its place", "		d.slots = []string{e.slot}\n", "", Test("guard/budget", "TestMaxInFlightBoundsCallsUnderWay")),
 		in("guard", "no value is refreshed early", "	if beta <= 0 || e.Took <= 0 {", "	if true {", Test("guard", "TestHotKeyIsRefreshedBeforeItExpires")),
 		in("guard", "a slow fetch's value is refreshed at once", "min(gap, float64(e.FreshFor)/2)", "min(gap, float64(e.FreshFor))", Test("guard", "TestEarlyRefreshIsDrawnOncePerVersion")),
 		in("guard", "pauses do not double", "		pause *= 2\n", "", Test("guard", "TestErrorPauseDoublesFleetWide")),

@@ -16,11 +16,11 @@ import (
 )
 
 // timeout bounds a check by tests. A mutant may make it hang, which counts as found.
-const timeout = 2 * time.Minute
+const timeout = 10 * time.Minute
 
 // timeout bounds a check. Seeds take as long as they are many, and never hang: one that does
 // not end is a violation.
-func (c Check) timeout() time.Duration { return timeout + time.Duration(c.Seeds)*time.Second/2 }
+func (c Check) timeout() time.Duration { return timeout + time.Duration(c.Seeds)*time.Second }
 
 // A Verdict says what became of a mutant.
 type Verdict string

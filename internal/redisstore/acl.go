@@ -33,8 +33,8 @@ func ACLRules(namespace string, cluster bool) (string, error) {
 	return rules, nil
 }
 
-// toGrant is the ACL rule that lets a Redis user do what was refused with the given error,
-// or empty if the error is not about permissions. Redis names the command, except in
+// toGrant is the ACL rule for a command that was refused with the given error, or empty if
+// the error is not about permissions. Redis names the command, except in
 // scripts before Redis 7.2.
 func (s keyspace) toGrant(command string, err error) string {
 	text := err.Error()

@@ -159,8 +159,8 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 // acquireOnce sends one acquire.
 func (s *Store) acquireOnce(ctx context.Context, r *store.Request, over store.Token) store.Answer {
 	q := s.ask(r, over)
-	value, fate, err := s.call(ctx, "acquire", q.inv, func(late reply) {
-		s.answeredLate([]reply{late}, func(int) *asking { return &q })
+	value, fate, err := s.call(ctx, "acquire", q.inv, func(late []reply) {
+		s.answeredLate(late, func(int) *asking { return &q })
 	})
 	if fate != gotAnswer {
 		return s.unanswered(&q, fate, err)
@@ -172,16 +172,16 @@ func (s *Store) acquireOnce(ctx context.Context, r *store.Request, over store.To
 type asking struct {
 	r     *store.Request
 	token store.Token
-	names *nameWords
+	names *names
 	inv   invocation
 	sent  time.Time
 }
 
 // ask prepares an acquire and notes its token: the grant may come whatever happens.
 func (s *Store) ask(r *store.Request, over store.Token) asking {
-	q := asking{r: r, token: s.minter.Token(), names: s.names.words(r.Key), sent: time.Now()}
+	q := asking{r: r, token: s.minter.Token(), names: s.names.names(r.Key), sent: time.Now()}
 	q.inv = acquireScript.invoke(6,
-		q.names.entry, q.names.lease, q.names.tries, q.names.pause, q.names.failed(r.LastHeld), q.names.failures,
+		&q.names.entry, &q.names.lease, &q.names.tries, &q.names.pause, q.names.failed(r.LastHeld), &q.names.failures,
 		q.token[:], r.TTL.Milliseconds(), r.Seen, optional(r.LastHeld), optional(r.Suspect), optional(over),
 		r.MaxAttempts, r.Window.Milliseconds(), s.alive, s.livenessArg())
 	s.ledger.ask(q.token, r)

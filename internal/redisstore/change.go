@@ -92,7 +92,7 @@ func (s *Store) stampEntries(ctx context.Context, changes []store.Change, errs [
 
 // changing is one change.
 func (s *Store) changing(c *store.Change) invocation {
-	names := s.names.words(c.Key)
+	names := s.names.names(c.Key)
 	wake := store.Message{Signal: store.Deleted}
 	if c.Kind == store.Reset {
 		wake.Signal = store.Released
@@ -107,14 +107,14 @@ func (s *Store) changing(c *store.Change) invocation {
 	case store.Set:
 		bytes := c.Entry.Encode()
 		return setScript.invoke(5,
-			names.entry, names.lease, names.tries, names.pause, names.failures,
-			bytes, ttlArg(c.Entry.TTL), names.wake, message, rides(bytes), s.publish(), s.names.invalidations(), c.Key)
+			&names.entry, &names.lease, &names.tries, &names.pause, &names.failures,
+			bytes, ttlArg(c.Entry.TTL), &names.wake, message, rides(bytes), s.publish(), s.names.invalidations(), c.Key)
 	case store.Reset:
-		return resetScript.invoke(3, names.tries, names.pause, names.failures, names.wake, message, s.publish())
+		return resetScript.invoke(3, &names.tries, &names.pause, &names.failures, &names.wake, message, s.publish())
 	case store.Expire:
-		return expireScript.invoke(2, names.entry, names.lease, names.wake, message, s.publish(), s.names.invalidations(), c.Key)
+		return expireScript.invoke(2, &names.entry, &names.lease, &names.wake, message, s.publish(), s.names.invalidations(), c.Key)
 	}
-	return deleteScript.invoke(2, names.entry, names.lease, names.wake, message, s.publish(), s.names.invalidations(), c.Key)
+	return deleteScript.invoke(2, &names.entry, &names.lease, &names.wake, message, s.publish(), s.names.invalidations(), c.Key)
 }
 
 // orLater says of a change that was sent and not answered that it may still be carried

@@ -56,7 +56,7 @@ type connection struct {
 	spend context.CancelCauseFunc
 }
 
-// An event is what a connection tells its owner. One of the fields is set.
+// An event is sent by a connection to its owner. One of the fields is set.
 type event struct {
 	message any // *redis.Subscription, *redis.Message or *redis.Pong
 	written bool

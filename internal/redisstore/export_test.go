@@ -16,7 +16,11 @@ func TagNames(namespace, tag string) (clock, record string) {
 func KeyNames(namespace, key string, t store.Token) []string {
 	s := keyspace{namespace}
 	n := s.names(key)
-	return []string{n.entry, n.lease, n.tries, n.pause, n.failures, n.failed(t), n.wake, s.tag(key)}
+	var all []string
+	for _, k := range []*keyArg{&n.entry, &n.lease, &n.tries, &n.pause, &n.failures, n.failed(t), &n.wake} {
+		all = append(all, string(*k))
+	}
+	return append(all, s.tag(key))
 }
 
 // Slip makes the machine's clocks part: the monotonic clock seems to have stood still for
@@ -74,3 +78,9 @@ func Parked(s *Store) int {
 
 // BreakerOpen reports whether calls are kept from the store's first node.
 func BreakerOpen(s *Store) bool { return !s.topo.all()[0].breaker.allow() }
+
+// ParseLockReplies reads a reply as that of each script of locks.
+func ParseLockReplies(reply any) {
+	_, _ = parseLock(reply)
+	_, _ = parseLockState(reply)
+}

@@ -9,12 +9,12 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// failureKept is how long Redis keeps why a fetch failed, for a waiter that missed the
+// failureKept is how long Redis keeps the failure of a fetch, for a waiter that missed the
 // wake-up: longer than any waiter's poll.
 const failureKept = 5 * time.Second
 
 // Return implements [store.Store]: one pipeline on each node for every 2000 leases, or
-// every 4 MiB of entries. It sends again only what was certainly not carried out. Leases
+// every 4 MiB of entries. It resends only scripts that were certainly not carried out. Leases
 // that Redis does not answer for are given back again in the background.
 func (s *Store) Return(ctx context.Context, returns []store.Return) []store.Returned {
 	start := time.Now()
@@ -34,13 +34,13 @@ func (s *Store) Return(ctx context.Context, returns []store.Return) []store.Retu
 func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Returned {
 	all := make([]store.Returned, len(returns))
 	sent := slices.Clone(returns)
-	invs := make([]invocation, len(returns))
 	entries := make([]*store.Entry, len(returns))
 	for i := range returns {
 		entries[i] = returns[i].Entry
 	}
 	refused := s.tie(ctx, entries)
 	names := make([]string, 0, len(returns))
+	invs := make([]invocation, 0, len(returns))
 	places := make([]int, 0, len(returns))
 	for i := range returns {
 		switch {
@@ -52,22 +52,18 @@ func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Re
 		case refused[i] != nil:
 			sent[i] = store.Return{Lease: returns[i].Lease}
 		}
-		invs[i] = s.returning(&sent[i])
-		names, places = append(names, invs[i].key()), append(places, i)
+		inv := s.returning(&sent[i])
+		names, invs, places = append(names, inv.key()), append(invs, inv), append(places, i)
 	}
-	size := func(j int) int { return invs[places[j]].size() }
+	size := func(j int) int { return invs[j].size() }
 	xs := s.exchange(ctx, names, size, func(j int, err error) { all[places[j]].Err = err }, func(n *node, some []int) (*queue, *request) {
-		batch := make([]invocation, len(some))
-		for k, j := range some {
-			batch[k] = invs[places[j]]
-		}
 		return n.scripts, scriptRequest(func(late []reply) {
 			for k, j := range some {
 				if late[k].err == nil {
 					s.ledger.forget(returns[places[j]].Lease.Token)
 				}
 			}
-		}, batch...)
+		}, at(invs, some)...)
 	})
 	for _, x := range xs {
 		fate, err := x.n.await(ctx, x.r)
@@ -77,7 +73,7 @@ func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Re
 				all[i].Err = err
 				continue
 			}
-			answer := s.settled(ctx, x.n, invs[i], x.r.scripts.replies[k], nil)
+			answer := s.settled(ctx, x.n, invs[j], x.r.scripts.replies[k], nil)
 			err := x.n.classify("giving back", answer.err)
 			all[i] = store.Returned{OK: err == nil && (sent[i].Releases() || answer.value == int64(1)), Err: err}
 		}
@@ -164,9 +160,9 @@ func after(r *store.Return, late time.Duration) *store.Return {
 // returning is one fill, fail or release.
 func (s *Store) returning(r *store.Return) invocation {
 	l := r.Lease
-	names, _ := l.Names.(*nameWords)
+	names, _ := l.Names.(*names)
 	if names == nil {
-		names = s.names.words(l.Key)
+		names = s.names.names(l.Key)
 	}
 	switch {
 	case r.Entry != nil:
@@ -174,8 +170,8 @@ func (s *Store) returning(r *store.Return) invocation {
 		wake := store.Message{Signal: store.Filled, Token: l.Token}
 		bytes := r.Entry.Encode()
 		return fillScript.invoke(5,
-			names.entry, names.lease, names.tries, names.pause, names.failures,
-			l.Token[:], bytes, ttlArg(r.Entry.TTL), names.wake, wake.Encode(), rides(bytes), s.publish(), traced(r))
+			&names.entry, &names.lease, &names.tries, &names.pause, &names.failures,
+			l.Token[:], bytes, ttlArg(r.Entry.TTL), &names.wake, wake.Encode(), rides(bytes), s.publish(), traced(r))
 	case r.Failed:
 		wake := store.Message{Signal: store.FailedSignal, Token: l.Token}
 		pause := r.Pause
@@ -183,15 +179,15 @@ func (s *Store) returning(r *store.Return) invocation {
 			pause = max(pause, time.Millisecond)
 		}
 		return failScript.invoke(5,
-			names.lease, names.tries, names.pause, names.failed(l.Token), names.failures,
-			l.Token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), names.wake, wake.Encode(), s.publish(), flag(r.Declined), traced(r))
+			&names.lease, &names.tries, &names.pause, names.failed(l.Token), &names.failures,
+			l.Token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), &names.wake, wake.Encode(), s.publish(), flag(r.Declined), traced(r))
 	}
 	return s.releasing(names, l.Token)
 }
 
-func (s *Store) releasing(names *nameWords, token store.Token) invocation {
+func (s *Store) releasing(names *names, token store.Token) invocation {
 	wake := store.Message{Signal: store.Released, Token: token}
-	return releaseScript.invoke(2, names.lease, names.tries, token[:], names.wake, wake.Encode(), s.publish())
+	return releaseScript.invoke(2, &names.lease, &names.tries, token[:], &names.wake, wake.Encode(), s.publish())
 }
 
 // ttlArg keeps an expiry positive: Redis refuses zero.
@@ -221,7 +217,7 @@ func (s *Store) releaseAll(tokens []owned) error {
 	calls := make([]invocation, len(tokens))
 	for i, o := range tokens {
 		s.ledger.give(o.token)
-		calls[i] = s.releasing(s.names.words(o.key), o.token)
+		calls[i] = s.releasing(s.names.names(o.key), o.token)
 	}
 	var errs []error
 	for i, a := range s.runAll(context.Background(), "release", calls) {

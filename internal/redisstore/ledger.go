@@ -176,8 +176,8 @@ func (l *ledger) leave(t store.Token) {
 	}
 }
 
-// orphan reports whether the token, which is of this process and holds a lease
-// in Redis, is one that nobody here is using: its grant was never answered.
+// orphan reports whether no caller uses the token, which is of this process and holds a
+// lease in Redis: its grant was never answered.
 func (l *ledger) orphan(t store.Token) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -286,8 +286,8 @@ func (s *Store) renew(batch []renewal) {
 	xs := s.exchange(s.ctx, names, nil, func(int, error) {}, func(n *node, places []int) (*queue, *request) {
 		all := make([]invocation, len(places))
 		for j, i := range places {
-			r, names := batch[i], s.names.words(batch[i].key)
-			all[j] = extendScript.invoke(2, names.lease, names.tries, r.token[:], r.ttl.Milliseconds(), r.window.Milliseconds())
+			r, names := batch[i], s.names.names(batch[i].key)
+			all[j] = extendScript.invoke(2, &names.lease, &names.tries, r.token[:], r.ttl.Milliseconds(), r.window.Milliseconds())
 		}
 		return n.scripts, scriptRequest(func(late []reply) { s.renewed(batch, places, sent, late) }, all...)
 	})

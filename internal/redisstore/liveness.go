@@ -176,7 +176,7 @@ func (u *subscription) look() {
 func (n *node) seen(ctx context.Context) (int64, error) {
 	inv := seenScript.invoke(0, n.s.alive)
 	if n.single {
-		inv = seenScript.invoke(1, n.s.names.names("").lease, n.s.alive)
+		inv = seenScript.invoke(1, &n.s.names.names("").lease, n.s.alive)
 	}
 	cmd := inv.command(ctx, false)
 	err := n.direct(ctx, "PUBSUB NUMSUB", cmd)

@@ -87,7 +87,7 @@ func (sc *script) invokeOn(places, names []any, args ...any) invocation {
 // lockCall carries a script out. On a single server that is done by this goroutine, without
 // the queue: a lock is seldom asked for together with others, and two goroutines that wake
 // each other take longer than Redis does. ctx is not heeded then, but RedisTimeout.
-func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation, late func(reply)) (any, error) {
+func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation, late func([]reply)) (any, error) {
 	timed, ok := s.client.(interface {
 		WithTimeout(time.Duration) *redis.Client
 	})
@@ -130,7 +130,7 @@ func (s *Store) acquireLock(ctx context.Context, op *store.LockOp, names *lockNa
 			op.ID[:], ttlArg(op.TTL), optional(op.Suspect), s.alive, liveness, process[:],
 			fenceKept.Milliseconds(), op.Keep.Milliseconds(), op.MaxAttempts, flag(op.Vote), attemptsKept.Milliseconds())
 		asked := time.Now()
-		value, err := s.lockCall(ctx, op, inv, func(late reply) { s.lockedLate(op, names, late) })
+		value, err := s.lockCall(ctx, op, inv, func(late []reply) { s.lockedLate(op, names, late[0]) })
 		if err != nil {
 			return store.LockAnswer{}, err
 		}

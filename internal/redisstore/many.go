@@ -21,54 +21,73 @@ type exchanged struct {
 // unknown are given to failed. The requests run side by side; await each.
 func (s *Store) exchange(ctx context.Context, names []string, size func(i int) int, failed func(i int, err error), build func(n *node, places []int) (*queue, *request)) []exchanged {
 	var xs []exchanged
-	for n, places := range s.byNode(names, failed) {
-		for _, part := range parts(places, size) {
-			q, r := build(n, part)
-			n.start(ctx, q, r)
-			xs = append(xs, exchanged{n, r, part})
+	for _, g := range s.byNode(names, failed) {
+		for places := g.places; len(places) > 0; {
+			k := fitting(places, size)
+			part := places[:k:k]
+			places = places[k:]
+			q, r := build(g.n, part)
+			g.n.start(ctx, q, r)
+			xs = append(xs, exchanged{g.n, r, part})
 		}
 	}
 	return xs
 }
 
-// byNode groups the places of names by the node that serves each.
-func (s *Store) byNode(names []string, failed func(i int, err error)) map[*node][]int {
-	groups := map[*node][]int{}
+// A group is the places of the names that one node serves.
+type group struct {
+	n      *node
+	places []int
+}
+
+func (s *Store) byNode(names []string, failed func(i int, err error)) (groups []group) {
 	if t, ok := s.topo.(*single); ok {
 		all := make([]int, len(names))
 		for i := range all {
 			all[i] = i
 		}
-		groups[t.n] = all
-		return groups
+		return []group{{t.n, all}}
 	}
+	at := map[*node]int{}
 	for i, name := range names {
 		n, err := s.topo.node(name)
 		if err != nil {
 			failed(i, err)
 			continue
 		}
-		groups[n] = append(groups[n], i)
+		g, known := at[n]
+		if !known {
+			g = len(groups)
+			at[n], groups = g, append(groups, group{n: n})
+		}
+		groups[g].places = append(groups[g].places, i)
 	}
 	return groups
 }
 
-// parts cuts places into parts that may go together.
-func parts(places []int, size func(i int) int) [][]int {
-	var all [][]int
-	for len(places) > 0 {
-		n, bytes := 0, 0
-		for n < len(places) && n < manyKeys {
-			if size != nil {
-				bytes += size(places[n])
-			}
-			if n > 0 && bytes > manyBytes {
-				break
-			}
-			n++
+// fitting is how many of the places, one at least, may go together.
+func fitting(places []int, size func(i int) int) (n int) {
+	bytes := 0
+	for n < len(places) && n < manyKeys {
+		if size != nil {
+			bytes += size(places[n])
 		}
-		all = append(all, places[:n:n])
-		places = places[n:]
+		if n > 0 && bytes > manyBytes {
+			break
+		}
+		n++
 	}
-	return all
+	return n
+}
+
+// at returns the elements of some places.
+func at[T any](all []T, places []int) []T {
+	if len(places) == len(all) {
+		return all
+	}
+	some := make([]T, len(places))
+	for j, i := range places {
+		some[j] = all[i]
+	}
+	return some
 }

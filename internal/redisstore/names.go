@@ -70,22 +70,22 @@ func (s keyspace) clock() string { return s.namespace + ":{tags}:clock" }
 // tag is the name of a tag's record. No name of a key ends like that.
 func (s keyspace) tag(t string) string { return s.entry(t) + ":tag" }
 
-// names are all names of one key.
-type names struct{ entry, lease, tries, pause, failures, unfailed, wake string }
+// names are all names of one key, made once for all commands of a lease.
+type names struct{ entry, lease, tries, pause, failures, unfailed, wake keyArg }
 
 // noneFailed stands in a key's name where there is no token.
 const noneFailed = "none"
 
-// names share their memory: one allocation instead of six.
-func (s keyspace) names(k string) names {
+// names share their memory: two allocations instead of seven.
+func (s keyspace) names(k string) *names {
 	e := s.entry(k)
 	all := e + ":lease" + e + ":tries" + e + ":pause" + e + ":failures" + e + ":failed:" + noneFailed + e + ":wake"
-	next := func(suffix int) (name string) {
-		name, all = all[:len(e)+suffix], all[len(e)+suffix:]
+	next := func(suffix int) (name keyArg) {
+		name, all = keyArg(all[:len(e)+suffix]), all[len(e)+suffix:]
 		return name
 	}
-	return names{
-		entry:    e,
+	return &names{
+		entry:    keyArg(e),
 		lease:    next(len(":lease")),
 		tries:    next(len(":tries")),
 		pause:    next(len(":pause")),
@@ -95,32 +95,25 @@ func (s keyspace) names(k string) names {
 	}
 }
 
-// nameWords are names as words of commands, made once for all commands of a lease.
-// All are strings.
-type nameWords struct{ entry, lease, tries, pause, failures, unfailed, wake any }
-
-func (s keyspace) words(k string) *nameWords {
-	n := s.names(k)
-	return &nameWords{n.entry, n.lease, n.tries, n.pause, n.failures, n.unfailed, n.wake}
-}
-
-// failed is that of names.
-func (n *nameWords) failed(t store.Token) any {
-	if t.IsZero() {
-		return n.unfailed
-	}
-	return names{unfailed: n.unfailed.(string)}.failed(t)
-}
-
 // failed is the key that tells how the fetch of token t failed. The token
 // stands in it in hexadecimal: raw bytes could end in '}' and so be the name of
 // another key's entry.
-func (n names) failed(t store.Token) string {
+func (n *names) failed(t store.Token) *keyArg {
 	if t.IsZero() {
-		return n.unfailed
+		return &n.unfailed
 	}
-	return n.unfailed[:len(n.unfailed)-len(noneFailed)] + t.String()
+	name := n.unfailed[:len(n.unfailed)-len(noneFailed)] + keyArg(t.String())
+	return &name
 }
+
+// A keyArg is a name as an argument of a command: a pointer to it needs no allocation. A
+// printed command shows the name.
+type keyArg string
+
+func (k keyArg) String() string { return string(k) }
+
+// MarshalBinary implements [encoding.BinaryMarshaler].
+func (k keyArg) MarshalBinary() ([]byte, error) { return bytesOf(string(k)), nil }
 
 // entries is entry for many keys, of which each has the prefix in front. Their names
 // share their memory.

@@ -32,7 +32,7 @@ func (s *Store) probe() error {
 	if err != nil {
 		return s.probeFailed(err)
 	}
-	n, err := s.topo.node(s.names.names(key).wake)
+	n, err := s.topo.node(string(s.names.names(key).wake))
 	if err != nil {
 		return s.probeFailed(err)
 	}
@@ -162,7 +162,7 @@ func (e *lackingError) add(command, rule string, err error) {
 // refusals, and Redis does not name the command that it refuses in a script.
 func (s *Store) tryCommands(ctx context.Context, key string) error {
 	names := s.names.names(key)
-	str, set, hash, counter := names.pause, names.tries, s.names.tag(key), names.failures
+	str, set, hash, counter := &names.pause, &names.tries, s.names.tag(key), &names.failures
 	commands := [][]any{
 		{"PING"},
 		{"GET", str},
@@ -185,7 +185,7 @@ func (s *Store) tryCommands(ctx context.Context, key string) error {
 		{"PEXPIRE", hash, 1000},
 		{"EVALSHA", seenScript.sha, 1, str},
 		{"EVAL", "return 1", 1, str},
-		{s.publish(), names.wake, ""},
+		{s.publish(), &names.wake, ""},
 		{"PUBLISH", s.names.invalidations(), keyChanged + key},
 		{"DEL", str, counter, set, hash},
 	}

@@ -220,15 +220,6 @@ func (c *getCmd) SetErr(err error) {
 	c.StringCmd.SetErr(err)
 }
 
-// A keyArg is a name as an argument: a pointer needs no allocation. A printed command
-// shows the name.
-type keyArg string
-
-func (k *keyArg) String() string { return string(*k) }
-
-// MarshalBinary implements [encoding.BinaryMarshaler].
-func (k *keyArg) MarshalBinary() ([]byte, error) { return bytesOf(string(*k)), nil }
-
 // bytesOf is a string's bytes without a copy. The client made the strings of replies of
 // bytes that nothing else refers to; names are only read.
 func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
@@ -380,16 +371,4 @@ func (s *Store) ReadMany(ctx context.Context, prefix string, keys []string, each
 			each(i, readings[j], nil)
 		}
 	}
-}
-
-// at returns the names of some places.
-func at(names []string, places []int) []string {
-	if len(places) == len(names) {
-		return names
-	}
-	some := make([]string, len(places))
-	for j, i := range places {
-		some[j] = names[i]
-	}
-	return some
 }

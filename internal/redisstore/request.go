@@ -26,7 +26,6 @@ type request struct {
 	then  interface {   // by the goroutine that ends the request: it must be quick
 		ended(r *request)
 	}
-	late func(*request) // deals with an answer that comes after the request was left; nil: none is needed
 }
 
 // The states of a request. A queued one is sent or withdrawn; a sent one is answered, or
@@ -39,12 +38,12 @@ const (
 	left
 )
 
-// A fate is what is known of a request when its caller goes on.
+// A fate tells a caller that goes on whether its request was sent and answered.
 type fate byte
 
 const (
 	notSent   fate = iota // and never will be
-	noAnswer              // sent; late deals with the answer, if one comes
+	noAnswer              // sent; scripts.late deals with the answer, if one comes
 	gotAnswer             // the answer is there, be it an error
 )
 
@@ -64,8 +63,8 @@ func (r *request) end(from, to int32, err error) bool {
 
 // answer ends a request that was sent, or deals with its answer if it was left.
 func (r *request) answer(err error) {
-	if !r.end(sending, answered, err) && err == nil && r.late != nil {
-		r.late(r)
+	if !r.end(sending, answered, err) && err == nil && r.scripts != nil && r.scripts.late != nil {
+		r.scripts.late(r.scripts.replies)
 	}
 }
 

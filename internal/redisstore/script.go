@@ -58,7 +58,8 @@ type invocation struct {
 // firstKey is where the keys begin among the words of a command.
 const firstKey = 3
 
-// invoke calls the script with so many keys, which are the first of the words, as strings.
+// invoke calls the script with so many keys, which are the first of the words, as strings or
+// as keyArgs.
 // The rest are its arguments.
 func (sc *script) invoke(keys int, words ...any) invocation {
 	all := make([]any, 0, firstKey+len(words))
@@ -66,7 +67,12 @@ func (sc *script) invoke(keys int, words ...any) invocation {
 }
 
 // key is one by which the node is found.
-func (inv *invocation) key() string { return inv.words[firstKey].(string) }
+func (inv *invocation) key() string {
+	if k, ok := inv.words[firstKey].(*keyArg); ok {
+		return string(*k)
+	}
+	return inv.words[firstKey].(string)
+}
 
 // size is about the bytes of its arguments.
 func (inv *invocation) size() (n int) {
@@ -104,9 +110,10 @@ func (once) NoRetry() bool { return true }
 type scripts struct {
 	all     []invocation
 	replies []reply
+	late    func([]reply) // deals with replies that come after the request was left; nil: nothing does
 }
 
-// A reply is what a script answered.
+// A reply is the answer of a script.
 type reply struct {
 	value any
 	err   error // the client's; nil if it was answered
@@ -126,14 +133,15 @@ func newScriptQueue(n *node) *queue {
 
 // scriptRequest is a request that carries scripts out.
 func scriptRequest(late func([]reply), all ...invocation) *request {
-	r := &request{scripts: &scripts{all: all}, weight: len(all)}
+	r := &struct {
+		request
+		scripts
+	}{scripts: scripts{all: all, late: late}}
+	r.request.scripts, r.weight = &r.scripts, len(all)
 	for i := range all {
 		r.bytes += all[i].size()
 	}
-	if late != nil {
-		r.late = func(r *request) { late(r.scripts.replies) }
-	}
-	return r
+	return &r.request
 }
 
 // sendScripts carries the scripts of all requests out in one pipeline, each once. Those
@@ -142,7 +150,6 @@ func scriptRequest(late func([]reply), all ...invocation) *request {
 func (n *node) sendScripts(ctx context.Context, pipe redis.Pipeliner, rs []*request) error {
 	var all []*invocation
 	for _, r := range rs {
-		r.scripts.replies = make([]reply, len(r.scripts.all))
 		for i := range r.scripts.all {
 			all = append(all, &r.scripts.all[i])
 		}
@@ -161,8 +168,8 @@ func (n *node) sendScripts(ctx context.Context, pipe redis.Pipeliner, rs []*requ
 		err = n.pipeline(ctx, pipe, all, places, replies, true)
 	}
 	for _, r := range rs {
-		k := copy(r.scripts.replies, replies)
-		replies = replies[k:]
+		k := len(r.scripts.all)
+		r.scripts.replies, replies = replies[:k:k], replies[k:]
 	}
 	return classify("script", err)
 }
@@ -203,15 +210,12 @@ func (n *node) pipeline(ctx context.Context, pipe redis.Pipeliner, all []*invoca
 
 // call carries one script out and returns its answer. late deals with an answer that comes
 // after noAnswer was returned.
-func (s *Store) call(ctx context.Context, op string, inv invocation, late func(reply)) (any, fate, error) {
+func (s *Store) call(ctx context.Context, op string, inv invocation, late func([]reply)) (any, fate, error) {
 	n, err := s.topo.node(inv.key())
 	if err != nil {
 		return nil, notSent, err
 	}
-	r := scriptRequest(nil, inv)
-	if late != nil {
-		r.late = func(r *request) { late(r.scripts.replies[0]) }
-	}
+	r := scriptRequest(late, inv)
 	fate, err := n.do(ctx, n.scripts, r)
 	if fate != gotAnswer {
 		return nil, fate, err
@@ -228,7 +232,7 @@ const tryAgainWait = 10 * time.Millisecond
 
 // settled resends a script that was certainly not carried out, for most of RedisTimeout:
 // that its slot was not there in time is to be the answer, and not that the node was not.
-func (s *Store) settled(ctx context.Context, n *node, inv invocation, a reply, late func(reply)) reply {
+func (s *Store) settled(ctx context.Context, n *node, inv invocation, a reply, late func([]reply)) reply {
 	for end := time.Now().Add(s.opts.RedisTimeout * 3 / 4); notCarriedOut(a.err) && time.Now().Before(end); {
 		if redis.IsTryAgainError(a.err) && sleep(ctx, tryAgainWait) != nil {
 			break
@@ -237,10 +241,7 @@ func (s *Store) settled(ctx context.Context, n *node, inv invocation, a reply, l
 		if err != nil {
 			return reply{err: err}
 		}
-		r := scriptRequest(nil, inv)
-		if late != nil {
-			r.late = func(r *request) { late(r.scripts.replies[0]) }
-		}
+		r := scriptRequest(late, inv)
 		if _, err = moved.do(ctx, moved.scripts, r); err != nil {
 			return reply{err: err}
 		}

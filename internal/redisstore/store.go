@@ -1,8 +1,8 @@
 // Package redisstore shares entries and leases through Redis.
 //
-// A key is served by a node: one server, or a master of a cluster. Each node has a queue
-// for reads and one for scripts, which send what is asked for at the same time together; a
-// breaker; a clock; and a subscription.
+// A key is served by a node: one server, or a master of a cluster. Each node has a breaker,
+// a clock, a subscription, a queue for reads and one for scripts. A queue sends concurrent
+// requests together.
 package redisstore
 
 import (
@@ -77,8 +77,8 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// Open returns a store on the client, which stays the caller's. It asks Redis once whether
-// it may do what it will need. A Redis that can't be reached is no error.
+// Open returns a store on the client, which stays the caller's. It tries once each
+// command that it will need. A Redis that can't be reached is no error.
 func Open(client redis.UniversalClient, opts Options) (*Store, error) {
 	if err := errors.Join(checkClient(client), opts.validate()); err != nil {
 		return nil, err

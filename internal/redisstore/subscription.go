@@ -26,8 +26,8 @@ import (
 //	live      the liveness channel is confirmed
 //	leaving   the store closes: the liveness channel is being left
 //
-// A connection that fails is never mended, a new one takes its place: what the client
-// resubscribes by itself is not all right in a cluster, and a new connection tells what is
+// A connection that fails is never mended. A new one takes its place: the client itself
+// resubscribes wrongly in a cluster, and only a new connection tells which channels are
 // confirmed.
 type subscription struct {
 	n       *node
@@ -213,8 +213,8 @@ func (u *subscription) take(e event) {
 	}
 }
 
-// ping asks for a sign of life, gives up a connection that shows none, and does what is
-// done as often as that.
+// ping asks for a sign of life and gives up a connection that shows none. Looks and the
+// return of channels go at the same pace.
 func (u *subscription) ping() {
 	switch silent := time.Since(u.heard); {
 	case u.conn == nil:

@@ -190,7 +190,7 @@ type knot struct {
 	n     uint64
 }
 
-// tying is what is known of the clock when entries are tied.
+// tying is the knowledge of the clock with which entries are tied.
 type tying struct {
 	force bool // their epoch is the clock's
 	// changed says when tags were last changed, by their buckets. It was read after a record
@@ -315,7 +315,7 @@ func (s *Store) stampAndTie(ctx context.Context, entries []*store.Entry) []error
 	return errs
 }
 
-// An outcome is the answer to one of several scripts.
+// An answeredCall is the answer to one of several scripts.
 type answeredCall struct {
 	value any
 	fate  fate
@@ -330,11 +330,7 @@ func (s *Store) runAll(ctx context.Context, op string, calls []invocation) []ans
 		names[i] = calls[i].key()
 	}
 	xs := s.exchange(ctx, names, nil, func(i int, err error) { answers[i].err = err }, func(n *node, places []int) (*queue, *request) {
-		some := make([]invocation, len(places))
-		for j, i := range places {
-			some[j] = calls[i]
-		}
-		return n.scripts, scriptRequest(nil, some...)
+		return n.scripts, scriptRequest(nil, at(calls, places)...)
 	})
 	for _, x := range xs {
 		fate, err := x.n.await(ctx, x.r)

@@ -16,7 +16,7 @@ import (
 // that are sent after the call came that reads the entry: so a deletion that returned
 // before is seen.
 
-// A found is what was read under the name of a tag's record, or of the clock.
+// A found is the reading of a tag's record, or of the clock.
 type found struct {
 	store.TagRecord
 	n   uint64 // the clock's

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
+	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 

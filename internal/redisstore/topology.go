@@ -328,8 +328,7 @@ func (t *cluster) followMasters() {
 	}
 }
 
-// dropDemoted closes the nodes that are masters no longer and that nobody
-// watches anything on.
+// dropDemoted closes the nodes that are masters no longer and that serve no watch.
 func (t *cluster) dropDemoted(masters map[string]bool) {
 	var gone []*node
 	t.mu.Lock()

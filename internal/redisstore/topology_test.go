@@ -1,11 +1,13 @@
 package redisstore_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -229,6 +231,60 @@ func TestNewMasterPutsTheFeedDown(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		if e := f.Epoch(); e == 0 || e == before {
 			t.Errorf("with all masters heard the epoch is %d, was %d", e, before)
+		}
+	})
+}
+
+// A switched connection knows whether it was subscribed on.
+type switched struct {
+	net.Conn
+	subscribes atomic.Bool
+}
+
+func (c *switched) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("subscribe")) {
+		c.subscribes.Store(true)
+	}
+	return c.Conn.Write(b)
+}
+
+// Behind Sentinel, a master that was replaced goes on answering for a while. The client
+// closes its pooled connections to it, and not the subscribed one.
+func TestSubscriptionFollowsTheCommands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers := []*redistest.Embedded{redistest.RunEmbeddedInMemory(t), redistest.RunEmbeddedInMemory(t)}
+		var mu sync.Mutex
+		var conns []*switched
+		current := 0
+		o := servers[0].Options()
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			conn, err := servers[current].Options().Dialer(ctx, network, addr)
+			c := &switched{Conn: conn}
+			conns = append(conns, c)
+			return c, err
+		}
+		client := redis.NewClient(o)
+		t.Cleanup(func() { _ = client.Close() })
+		s := opened(t, client, redisstore.Options{BreakerFailures: 1000})
+		time.Sleep(time.Second) // until the subscription is live
+		granted(t, s, "before")
+		mu.Lock()
+		current = 1
+		for _, c := range conns {
+			if !c.subscribes.Load() {
+				_ = c.Close()
+			}
+		}
+		mu.Unlock()
+		for began := time.Now(); acquire(t.Context(), s, lasting("k")).Verdict != store.Granted; time.Sleep(50 * time.Millisecond) {
+			if time.Since(began) > 2*time.Second {
+				t.Fatal("no lease is granted")
+			}
+		}
+		if err := s.Liveness(); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -20,7 +20,7 @@ type home struct {
 
 // Watch implements [store.Store].
 func (s *Store) Watch(key string) *store.Watch {
-	channel := s.names.names(key).wake
+	channel := string(s.names.names(key).wake)
 	var w *store.Watch
 	w = store.NewWatch(func() {
 		s.homes.mu.Lock()
@@ -62,7 +62,7 @@ func (s *Store) rehome(u *subscription) {
 		n.sub.add(h.channel, w)
 		s.homes.all[w] = home{h.channel, n.sub}
 	}
-	u.post(func() {}) // what is left may be subscribed to again
+	u.post(func() {}) // the rest may be subscribed to again
 }
 
 // watches counts those that u serves.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
+	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/store"
 )
 

@@ -71,12 +71,12 @@ const (
 	FlagRenewed Flags = 1 << 4
 	// FlagIfError says that the entry, once stale, may only stand in for an error.
 	FlagIfError Flags = 1 << 5
-	// FlagKept says that the entry, once stale, is never served: it is kept for
-	// whoever fetches anew, to be validated.
+	// FlagKept says that the entry, once stale, is never served. The next fetch may
+	// validate it.
 	FlagKept Flags = 1 << 6
 )
 
-// An Entry is what a store holds under a key. Durations are whole milliseconds, at most
+// An Entry is stored under a key. Durations are whole milliseconds, at most
 // MaxTTL.
 type Entry struct {
 	Version  Token // the lease or the change that wrote the entry

@@ -91,8 +91,8 @@ func ParseMessage(b []byte) (Message, error) {
 // A Watch delivers the wake-ups of one key. The store pushes; one goroutine
 // receives from [Watch.C]. Close it when done.
 type Watch struct {
-	// C carries the wake-ups. It is never closed. When it is full further
-	// wake-ups are dropped: whoever finds a message in it asks again anyway.
+	// C carries the wake-ups. It is never closed. When it is full further wake-ups are
+	// dropped: a caller that finds any message in it acquires again.
 	C <-chan Message
 
 	c     chan Message

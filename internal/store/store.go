@@ -62,8 +62,8 @@ type Store interface {
 // A Reader waits for the entry that it has asked for. Its methods are called by the
 // store's goroutines, which they must not hold up.
 type Reader interface {
-	// Sending is called before the command is sent, unless none is: what it answers may be
-	// older than a caller that comes from now on.
+	// Sending is called before the command is sent. The answer may be older than a caller
+	// that comes from now on. Where no command is sent it is not called.
 	Sending()
 	// Answered is called once.
 	Answered(*Reading, error)

@@ -168,7 +168,7 @@ func (e *Entry) cutTags() error {
 	return nil
 }
 
-// A TagRecord is what is known of a tag. The zero record is unknown: all entries that
+// A TagRecord tells the last changes of a tag. The zero record is unknown: all entries that
 // carry the tag are invalid. An evicted record must lose entries, and never bring one
 // back.
 type TagRecord struct {
@@ -178,8 +178,8 @@ type TagRecord struct {
 	Expired uint64 // entries with an older stamp, and not renewed since, are stale
 }
 
-// A TagVerdict is what a record says of an entry that carries its tag. The highest of
-// several counts.
+// A TagVerdict is the judgement of a record on an entry that carries its tag. The highest
+// of several counts.
 type TagVerdict byte
 
 const (

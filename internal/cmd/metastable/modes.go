@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,6 +16,10 @@ import (
 )
 
 var allModes = []string{"none", "singleflight", "guard", "guard-stale-budget"}
+
+// jitter spreads the expiry in all modes: else a cache that was filled at once expires at
+// once, which is a trigger of its own.
+const jitter = 0.5
 
 // A getter is one process's cache.
 type getter interface {
@@ -33,7 +38,7 @@ func (cfg *config) open(mode string, client *redis.Client, fetch fetchFunc) (get
 	case "singleflight":
 		return &shared{plain: plain, timeout: cfg.Timeout}, nil
 	case "guard":
-		return openGuard(client, guard.Policy{TTL: cfg.TTL}, nil, fetch)
+		return openGuard(client, guard.Policy{TTL: cfg.TTL, Jitter: jitter}, nil, fetch)
 	case "guard-stale-budget":
 		capacity := float64(cfg.Workers) / cfg.Fetch.Seconds()
 		b, err := budget.New(client, "origin", budget.Limit{Rate: int(0.9 * capacity), Per: time.Second, Burst: cfg.Workers},
@@ -41,7 +46,7 @@ func (cfg *config) open(mode string, client *redis.Client, fetch fetchFunc) (get
 		if err != nil {
 			return nil, err
 		}
-		p := guard.Policy{TTL: cfg.TTL, Stale: 10 * cfg.TTL, StaleIfError: 20 * cfg.TTL, Budget: b, MaxBudgetWait: cfg.Timeout / 2}
+		p := guard.Policy{TTL: cfg.TTL, Jitter: jitter, Stale: 10 * cfg.TTL, StaleIfError: 20 * cfg.TTL, Budget: b, MaxBudgetWait: cfg.Timeout / 2}
 		return openGuard(client, p, b, fetch)
 	}
 	return nil, fmt.Errorf("no such mode: there are %v", allModes)
@@ -67,7 +72,7 @@ func (p *plain) get(ctx context.Context, key string) error {
 	}
 	asked, cancel = context.WithTimeout(ctx, 250*time.Millisecond)
 	defer cancel()
-	_ = p.client.Set(asked, key, v, p.ttl).Err()
+	_ = p.client.Set(asked, key, v, time.Duration((1-jitter*rand.Float64())*float64(p.ttl))).Err()
 	return nil
 }
 

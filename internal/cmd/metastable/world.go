@@ -16,46 +16,35 @@ import (
 
 // An origin serves a fixed number of fetches at once, in the order in which they came. It
 // serves those too whose callers have given up, as most databases do: that is the waste
-// which keeps a system down.
+// which keeps a system down. When each fetch is done is computed, so that the capacity does
+// not depend on how promptly this process runs.
 type origin struct {
-	work  chan chan struct{}
-	takes atomic.Int64
-	n     atomic.Int64
-	end   chan struct{}
+	workers int
+	takes   atomic.Int64
+	n       atomic.Int64
+
+	mu   sync.Mutex
+	next time.Time // the next fetch is begun then, or later
 }
 
 func newOrigin(workers int, takes time.Duration) *origin {
-	o := &origin{work: make(chan chan struct{}, 1<<20), end: make(chan struct{})}
+	o := &origin{workers: workers}
 	o.takes.Store(int64(takes))
-	for range workers {
-		go o.serve()
-	}
 	return o
-}
-
-// serve ends when end is closed.
-func (o *origin) serve() {
-	for {
-		select {
-		case done := <-o.work:
-			time.Sleep(time.Duration(o.takes.Load()))
-			close(done)
-		case <-o.end:
-			return
-		}
-	}
 }
 
 func (o *origin) fetch(ctx context.Context, key string) (string, error) {
 	o.n.Add(1)
-	done := make(chan struct{})
-	select {
-	case o.work <- done:
-	default:
-		return "", fmt.Errorf("the origin's queue is full")
+	takes := time.Duration(o.takes.Load())
+	o.mu.Lock()
+	begin := time.Now()
+	if o.next.After(begin) {
+		begin = o.next
 	}
+	o.next = begin.Add(takes / time.Duration(o.workers))
+	o.mu.Unlock()
 	select {
-	case <-done:
+	case <-time.After(time.Until(begin.Add(takes))):
 		return fmt.Sprintf("%0100d", len(key)), nil
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
@@ -204,7 +193,6 @@ func (cfg *config) one(ctx context.Context, mode, trigger string, load int) (run
 	}
 	defer func() { _ = server.Stop() }()
 	w := &world{cfg: cfg, mode: mode, server: server, origin: newOrigin(cfg.Workers, cfg.Fetch)}
-	defer close(w.origin.end)
 	if err := w.open(); err != nil {
 		return run, err
 	}

@@ -108,6 +108,9 @@ func (c *child) open() error {
 	}
 	for _, k := range kinds {
 		policy := withTimes(k.policy)
+		if k.changed {
+			policy.Reserve.MaxBytes = guard.Off // the checks know no exception for processes that are cut off
+		}
 		policy.Observer = c
 		if c.guards[k.name], err = guard.New(noting{c.store.Unwrap()}, k.name, policy, k.opts...); err != nil {
 			return err

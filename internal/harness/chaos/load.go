@@ -302,7 +302,7 @@ const unwantedText = "no caller waits for the fetch"
 // fetchErrorKind is errorKind for a fetch, which ends with its lease if no caller can use
 // the value any more. A caller must never be told that.
 func (c *child) fetchErrorKind(err error) string {
-	if strings.Contains(err.Error(), unwantedText) {
+	if err != nil && strings.Contains(err.Error(), unwantedText) {
 		return "unwanted"
 	}
 	return c.errorKind(err)

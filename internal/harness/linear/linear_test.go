@@ -22,6 +22,7 @@ import (
 const searchTimeout = 30 * time.Second
 
 func config(p guard.Policy) linear.Config {
+	p.Reserve.MaxBytes = guard.Off // the model has no exception for processes that are cut off
 	return linear.Config{
 		Store:  cache.Options{Namespace: "ns", RedisTimeout: 250 * time.Millisecond},
 		Policy: p,

@@ -132,7 +132,7 @@ func contend(ctx context.Context, parent *spawn.Parent, l *lock.Locker, name str
 	defer cancel()
 	k, err := l.Lock(waitCtx, name)
 	if err != nil {
-		if ctx.Err() == nil && !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrHeld) {
+		if ctx.Err() == nil && !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrHeld) && waitCtx.Err() == nil {
 			parent.Tell(told{Name: name, Err: err.Error()})
 		}
 		if errors.Is(err, lock.ErrUnavailable) {

@@ -273,6 +273,7 @@ func (r *run) close(ctx context.Context) error {
 			r.res.Problems = append(r.res.Problems, err.Error())
 		}
 	}
+	time.Sleep(2 * TTL) // an acquire that was not answered may have been carried out last
 	for _, server := range r.servers.all {
 		c := redis.NewClient(server.Options())
 		left, err := c.Keys(ctx, "chaos:*:lock*").Result()

@@ -82,7 +82,10 @@ func (b *book) changedInMemory(w *world, o *op, name string, stored *store.Entry
 		}
 	}
 	if entry := entryName(memoryKey(name)); endsLease && b.holders[entry] != "" {
-		b.lost[b.holders[entry]] = o.kind.String()
+		b.lost[b.holders[entry]] = "a queued change"
+		if o != nil {
+			b.lost[b.holders[entry]] = o.kind.String()
+		}
 		delete(b.holders, entry)
 	}
 }

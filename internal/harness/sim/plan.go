@@ -230,6 +230,9 @@ func newPlan(rng *rand.Rand) plan {
 		Beta:            pick(rng, 0, 0.5, guard.Off),
 		WhenUnavailable: pick(rng, guard.FailOpen, guard.FailOpen, guard.FailClosed),
 	}
+	if rng.IntN(2) == 0 { // else the strict model applies
+		p.policy.Reserve.MaxBytes = guard.Off
+	}
 	if rng.IntN(3) == 0 {
 		p.policy.StaleIfError = p.policy.Stale + pick(rng, 100*ms, time.Second)
 	}
@@ -253,9 +256,9 @@ func newPlan(rng *rand.Rand) plan {
 	}
 	y := p.policy
 	p.description = fmt.Sprintf("%d processes, %d keys, %d calls, calm %v, troubles %d‰ of %v; lost: requests %d‰, answers %d‰, messages %d‰; delayed: %d‰, messages %d‰; "+
-		"TTL %v, stale %v/%v, lease %v, fetch timeout %v, wait timeout %v, negative %v, pause %v, bypass %v, attempts %d, early %v, unavailable %d; Redis timeout %v/%v, poll %v, fetches %v",
+		"reserve %d; TTL %v, stale %v/%v, lease %v, fetch timeout %v, wait timeout %v, negative %v, pause %v, bypass %v, attempts %d, early %v, unavailable %d; Redis timeout %v/%v, poll %v, fetches %v",
 		p.processes, p.keys, p.ops, p.calm, p.trouble, p.troubles, p.loseRequest, p.loseAnswer, p.loseMessage, p.delay, p.delayMessage,
-		y.TTL, y.Stale, y.StaleIfError, y.Lease, y.FetchTimeout, y.WaitTimeout, y.Negative, y.ErrorPause, y.Bypass, y.MaxAttempts, y.Beta, y.WhenUnavailable,
+		y.Reserve.MaxBytes, y.TTL, y.Stale, y.StaleIfError, y.Lease, y.FetchTimeout, y.WaitTimeout, y.Negative, y.ErrorPause, y.Bypass, y.MaxAttempts, y.Beta, y.WhenUnavailable,
 		p.redisTimeout, p.readTimeout, p.poll, p.longest)
 	return p
 }

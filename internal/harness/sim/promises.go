@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
@@ -124,6 +125,10 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 		b.gaveNear(w, o, given)
 	}
 	s, stored := b.stored[given]
+	if o.source == guard.FromReserve || o.mayBeReserved() && !stored {
+		b.gaveReserve(w, o, given, f, s.at)
+		return
+	}
 	if !stored && o.start > from {
 		w.violate("sharing", "%v, which came at step %d, was given %q, which was never stored, and %s at step %d", o, o.start, given, what, from)
 	}
@@ -137,6 +142,45 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 	}
 	if stored && o.began.Sub(s.at) > oldest {
 		w.violate("age", "%v was given %q, stored %v before it came, and values last %v", o, given, o.began.Sub(s.at), oldest)
+	}
+}
+
+// mayBeReserved reports whether a value that the op was given may be of the reserve. GetMany
+// does not tell.
+func (o *op) mayBeReserved() bool {
+	y := o.p.w.plan.policy
+	on := y.Reserve.MaxBytes != guard.Off && y.WhenUnavailable != guard.FailClosed
+	return o.source == guard.FromReserve || o.kind == getMany && on
+}
+
+// gaveReserve checks a value of the reserve: it is as old as its terms allow, counted from
+// when it was stored or fetched, and it was not invalidated by this process, whether Redis has
+// acknowledged that or not.
+func (b *book) gaveReserve(w *world, o *op, given string, f *fetch, at time.Time) {
+	w.seen("reserve value")
+	y := w.plan.policy
+	if y.Reserve.MaxBytes == guard.Off || y.WhenUnavailable == guard.FailClosed {
+		w.violate("reserve", "%v was given %q from a reserve that is off", o, given)
+	}
+	oldest := y.TTL + max(y.Stale, y.StaleIfError) + ms
+	if at.IsZero() && f != nil { // it was fetched without a lease
+		at, oldest = f.began, oldest+y.FetchTimeout
+	}
+	if r := w.renewal(given, ""); r != nil && r.began.After(at) {
+		at, oldest = r.began, oldest+y.FetchTimeout
+	}
+	if !at.IsZero() && o.began.Sub(at) > oldest {
+		w.violate("age", "%v was given %q from the reserve, %v old, and values last %v", o, given, o.began.Sub(at), oldest)
+	}
+	if f == nil {
+		return
+	}
+	for _, c := range w.ops {
+		changes := c.kind == del || c.kind == set
+		if changes && c.p == o.p && c.key == o.key && c.end > 0 && c.end < o.start && f.start < c.start {
+			w.violate("reserve", "%v, which started at step %d after %v had returned at step %d, was given %q from the reserve, whose fetch started at step %d",
+				o, o.start, c, c.end, given, f.start)
+		}
 	}
 }
 
@@ -159,6 +203,9 @@ func (b *book) since(w *world, o *op, names []string, from, renewed int, what st
 		step := from
 		if c.kind == expire || c.kind == expireTag {
 			step = renewed
+		}
+		if o.mayBeReserved() && c.p != o.p {
+			continue // a process that Redis does not answer does not hear of it: see gaveReserve
 		}
 		if o.mayBeNear() {
 			b.sinceNear(w, o, c, names, step, what)

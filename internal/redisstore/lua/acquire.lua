@@ -17,7 +17,7 @@
 --   {"entry", bytes, s, us}         an entry is stored that the caller has not seen;
 --                                   and TIME, by which its age is known
 --   {"failed", failure}             the fetch of last-held failed
---   {"paused", failure, pttl}       nobody may fetch yet
+--   {"paused", failure, pttl}       no process may fetch yet
 --   {"unsubscribed"}                the caller's own process isn't watched on this node
 --   {"held", token, pttl, u}        u: 1 if it was watched when granted and isn't now
 --   {"quarantined", pttl}           too many holders died
@@ -32,22 +32,21 @@ local function channel(of)
   return ARGV[9]:sub(1, -17) .. string.format('%02x%02x%02x%02x%02x%02x%02x%02x', of:byte(1, 8))
 end
 
--- Is nobody subscribed to the channel that is the nth of a reply? Where that
--- can't be asked, everybody counts as watched: a holder is never declared dead by
--- an ACL.
-local function nobody(reply, nth) return reply.err == nil and reply[2 * nth] == 0 end
+-- Reports whether the nth channel of a reply has no subscriber. Where PUBSUB is
+-- denied every process counts as watched: no ACL declares a holder dead.
+local function unwatched(reply, nth) return reply.err == nil and reply[2 * nth] == 0 end
 
--- Who has met nothing before will most often find that there is nothing at all,
--- which takes one look instead of five. Where EXISTS is denied, so be it.
+-- For a caller that has seen nothing of the key there is most often nothing at all.
+-- One EXISTS then saves five commands. Where it is denied, those are sent.
 local nothing = seen == '' and ARGV[4] == '' and
   redis.pcall('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]) == 0
 local function get(key) return not nothing and redis.call('GET', key) end
 
 local lease = get(KEYS[2])
-if lease and #lease ~= 17 then lease = false end -- foreign bytes are nobody's lease
+if lease and #lease ~= 17 then lease = false end -- foreign bytes are no lease
 
--- Whatever stores an entry or a failure ends the lease: while it is the one that
--- was last answered "held", there is none that this caller has not seen.
+-- A script that stores an entry or a failure ends the lease. So while the lease is the
+-- one that was last answered "held", this caller has seen all entries and failures.
 if not nothing and (not lease or lease:sub(1, 16) ~= ARGV[4]) then
   -- A key of a foreign type has no first bytes: it counts as no entry, and the
   -- fill's SET replaces it.
@@ -67,17 +66,17 @@ if not nothing and (not lease or lease:sub(1, 16) ~= ARGV[4]) then
   end
 end
 
--- The caller and the holder are looked after in one command.
+-- One command tells of the caller and of the holder.
 local liveness, abandoned = ARGV[10] == '1', false
 if liveness then
   local reply
   if lease and lease:sub(17, 17) == '1' then
     reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9], channel(lease))
-    abandoned = nobody(reply, 2)
+    abandoned = unwatched(reply, 2)
   else
     reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9])
   end
-  if nobody(reply, 1) then return {'unsubscribed'} end
+  if unwatched(reply, 1) then return {'unsubscribed'} end
 end
 
 local takenover = 0
@@ -87,7 +86,7 @@ if lease then
     takenover = 1
   elseif holder ~= over then
     local left = redis.call('PTTL', KEYS[2])
-    if left == -1 then -- somebody removed the expiry
+    if left == -1 then -- the expiry was removed by hand
       left = tonumber(ARGV[2])
       redis.call('PEXPIRE', KEYS[2], left)
     end
@@ -101,9 +100,9 @@ if limit > 0 and liveness and tries >= limit then
   local dead, known = 0, {}
   for _, try in ipairs(redis.call('SMEMBERS', KEYS[3])) do
     local process = try:sub(1, 8)
-    if #try == 16 and not known[process] then -- foreign bytes are nobody's attempt
+    if #try == 16 and not known[process] then -- foreign bytes are no attempt
       known[process] = true
-      if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead = dead + 1 end
+      if unwatched(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead = dead + 1 end
     end
   end
   if dead >= limit then
@@ -116,7 +115,7 @@ if limit > 0 and liveness and tries >= limit then
   end
 end
 
--- What may fail, on keys of a foreign type, comes before the lease is set.
+-- Commands that fail on keys of a foreign type come before the lease is set.
 local failures = tonumber(get(KEYS[6]) or 0) or 0
 tries = tries + redis.call('SADD', KEYS[3], token)
 redis.call('PEXPIRE', KEYS[3], ARGV[8])

@@ -6,8 +6,7 @@
 --       3 suspect            id of a holder that looked unwatched a while ago; empty: none
 --       4 own channel        which the caller's process is subscribed to: it ends in the
 --                            process, in 16 hexadecimal digits
---       5 liveness           1, or 0 where processes can't be watched; 2: the caller knows
---                            that its subscription is live
+--       5 liveness           1, or 0 where processes can't be watched
 --       6 process            8 bytes
 --       7 fence kept         ms, at least for a part of it after the last grant
 --       8 job kept           ms; 0: there is no job
@@ -89,7 +88,7 @@ if job and jobs and job:sub(1, 1) == 'f' then
   local pause = redis.call('PTTL', KEYS[3])
   if pause > 0 then return {'paused', pause} end
 end
-if ARGV[5] == '1' and unwatched(ARGV[4]) then return {'unsubscribed'} end
+if liveness and unwatched(ARGV[4]) then return {'unsubscribed'} end
 
 local function keepJob(state, value)
   redis.call('SET', KEYS[2], string.format('%s%010d%010d', state, attempts, redis.call('TIME')[1]) .. value .. cause, 'PX', ARGV[8])

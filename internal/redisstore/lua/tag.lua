@@ -1,4 +1,4 @@
--- tag: delete or expire whatever carries a tag.
+-- tag: delete or expire all entries that carry a tag.
 --
 -- KEYS  1 the tag's record
 -- ARGV  1 epoch  2 n: the clock, after it was advanced for this
@@ -12,8 +12,8 @@
 local record = redis.call('HMGET', KEYS[1], 'e', 't', ARGV[3])
 local mark = tonumber(ARGV[2])
 if record[1] ~= ARGV[1] then
-  -- What was stored before is not known: it doesn't count any more. Nor is a later
-  -- change that was recorded before this one, and evicted: see tie.
+  -- Entries that were stored before may be of any age: they are invalid from now on. A
+  -- later change may have been recorded before this one and evicted: see tie.
   redis.call('HSET', KEYS[1], 'e', ARGV[1], 'd', ARGV[2], 'x', ARGV[2], 't', '0', 'u', '1')
 else
   mark = math.max(mark, (tonumber(record[2] or 0) or 0) + 1, tonumber(record[3] or 0) or 0)

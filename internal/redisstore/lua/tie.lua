@@ -19,7 +19,7 @@ local deleted, expired = tonumber(record[2] or 0) or 0, tonumber(record[3] or 0)
 local unsettled = record[5] == '1' and 1 or 0
 if epoch and epoch ~= ARGV[1] and ARGV[4] ~= '1' then return {-1, 0, 0} end
 if epoch ~= ARGV[1] then
-  -- What was stored before is not known: no older entry may count again.
+  -- Entries that were stored before may be of any age: none may become valid again.
   deleted, expired, unsettled = stamp, 0, 1
   redis.call('HSET', KEYS[1], 'e', ARGV[1], 'd', ARGV[2], 'x', '0', 't', ARGV[2], 'u', '1')
 else
