@@ -164,6 +164,11 @@ func TestDebugPageInABrowser(t *testing.T) {
 	if n := b.number(`[...document.querySelectorAll("h2")].filter(h => h.textContent === "Budgets").length`); n != 1 {
 		t.Error("the page has no budgets")
 	}
+	b.do(chromedp.Navigate(url+"?guard=fragile&key=poison"), chromedp.WaitVisible("#lookup"))
+	if got := b.text(`document.querySelector("#lookup").closest("section").querySelector("p").textContent`); !strings.Contains(got, "quarantined") {
+		t.Errorf("Redis tells of the key: %q, want quarantined", got)
+	}
+	b.do(chromedp.Navigate(url), chromedp.WaitVisible("#g-users"))
 
 	for _, width := range []int64{375, 1440} {
 		for _, scheme := range []string{"light", "dark"} {

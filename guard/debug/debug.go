@@ -49,7 +49,8 @@ type Options struct {
 // them. It is safe for concurrent use.
 //
 // GET answers HTML, or JSON if the request accepts application/json before HTML or asks
-// for ?format=json. ?guard=NAME shows one guard.
+// for ?format=json. ?guard=NAME shows one guard. With &key=KEY it also asks the store for the
+// key's lease, pause and attempts: those of the whole fleet.
 type Page struct {
 	opts     Options
 	registry measure.Registry
@@ -136,6 +137,9 @@ var page = template.Must(template.New("page.html.tmpl").Funcs(template.FuncMap{
 
 func (p *Page) show(w http.ResponseWriter, r *http.Request) {
 	rep := p.report(r.URL.Query().Get("guard"))
+	if q := r.URL.Query(); q.Get("key") != "" && !p.opts.HideKeys {
+		rep.Key = p.inspect(r.Context(), q.Get("guard"), q.Get("key"))
+	}
 	var b bytes.Buffer
 	var err error
 	if wantsJSON(r) {
@@ -151,7 +155,8 @@ func (p *Page) show(w http.ResponseWriter, r *http.Request) {
 		view := struct {
 			*Report
 			Nonce, Token, Done string
-		}{rep, nonce, "", clean(r.URL.Query().Get("reset"))}
+			Search             bool
+		}{rep, nonce, "", clean(r.URL.Query().Get("reset")), !p.opts.HideKeys}
 		if p.opts.AllowReset {
 			view.Token = p.token
 		}

@@ -185,7 +185,7 @@ func TestResettingIsOptInAndNeedsTheToken(t *testing.T) {
 	if code := post(off, url.Values{"guard": {"users"}, "key": {"6b"}}); code != http.StatusForbidden {
 		t.Errorf("a reset that is off is answered %d", code)
 	}
-	if page := body(t, ask(off, "GET", "/")); strings.Contains(page, "<form") {
+	if page := body(t, ask(off, "GET", "/")); strings.Contains(page, `method="post"`) {
 		t.Error("the page has a form by default")
 	}
 
@@ -219,6 +219,26 @@ func TestResettingIsOptInAndNeedsTheToken(t *testing.T) {
 	}
 	if r := report(t, p, "").Guards[0]; len(r.Stopped) != 0 {
 		t.Errorf("still listed: %+v", r.Stopped)
+	}
+}
+
+func TestPageAsksTheStoreForAKey(t *testing.T) {
+	p := newPage(t, debug.Options{})
+	paused(t, newGuard(t, "users", p), "k<b>", "no")
+	k := report(t, p, "&guard=users&key="+url.QueryEscape("k<b>")).Key
+	if k == nil || k.Key != "k<b>" || k.Pause < 3000 || k.Holder != "" || k.Error != "" {
+		t.Errorf("the key is %+v, want a pause of an hour", k)
+	}
+	if page := body(t, ask(p, "GET", "/?guard=users&key="+url.QueryEscape("k<b>"))); strings.Contains(page, "<b>") || !strings.Contains(page, "k&lt;b&gt;") {
+		t.Error("the key is not on the page, or not escaped")
+	}
+	if k := report(t, p, "&guard=none&key=k").Key; k == nil || k.Error == "" {
+		t.Errorf("of an unknown guard: %+v", k)
+	}
+	hidden := newPage(t, debug.Options{HideKeys: true})
+	newGuard(t, "users", hidden)
+	if k := report(t, hidden, "&guard=users&key=k").Key; k != nil {
+		t.Errorf("a page that hides keys tells of %+v", k)
 	}
 }
 

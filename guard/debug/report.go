@@ -2,6 +2,7 @@ package debug
 
 import (
 	"cmp"
+	"context"
 	"encoding/hex"
 	"fmt"
 	"html/template"
@@ -25,6 +26,7 @@ type Report struct {
 	Budgets []Budget  `json:"budgets"`
 	Locks   int       `json:"locks"`   // held by this process
 	Lockers int       `json:"lockers"` // that report to the page
+	Key     *Key      `json:"key,omitempty"`
 }
 
 // A Guard is the guards of one name.
@@ -99,6 +101,40 @@ type Failure struct {
 	Key  string  `json:"key,omitempty"`
 	Text string  `json:"error"`
 	Ago  float64 `json:"ago"`
+}
+
+// A Key is what the store tells of one key: the view of the whole fleet.
+type Key struct {
+	Guard       string  `json:"guard"`
+	Key         string  `json:"key"`
+	Holder      string  `json:"holder,omitempty"` // token of the lease
+	Lease       float64 `json:"lease"`
+	Pause       float64 `json:"pause"`
+	Attempts    int     `json:"attempts"`
+	Quarantined bool    `json:"quarantined"`
+	Error       string  `json:"error,omitempty"`
+}
+
+// inspect asks the store for a key of the guard of that name.
+func (p *Page) inspect(ctx context.Context, name, key string) *Key {
+	one := &Key{Guard: clean(name), Key: shown(key)}
+	for _, g := range p.registry.Guards() {
+		if g.Name != name || len(g.Live) == 0 {
+			continue
+		}
+		s, err := g.Live[0].Inspect(ctx, key)
+		if err != nil {
+			one.Error = clean(err.Error())
+			return one
+		}
+		if !s.Holder.IsZero() {
+			one.Holder = s.Holder.String()
+		}
+		one.Lease, one.Pause, one.Attempts, one.Quarantined = s.Lease.Seconds(), s.Pause.Seconds(), s.Attempts, s.Quarantined
+		return one
+	}
+	one.Error = "this process has no guard of that name"
+	return one
 }
 
 // A Node is a Redis node, as this process sees it.

@@ -19,6 +19,7 @@ type Guard interface {
 	Counters() guard.Stats
 	InFlight(max int) ([]guard.Flight, int)
 	Reset(ctx context.Context, key string) error
+	Inspect(ctx context.Context, key string) (guard.KeyState, error)
 }
 
 // A Budget is a budget of package budget.

@@ -1,0 +1,47 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/internal/store"
+)
+
+// Inspect implements [store.Inspector]: one pipeline, which changes nothing.
+func (s *Store) Inspect(ctx context.Context, key string) (store.KeyState, error) {
+	n := s.names.names(key)
+	node, err := s.nodeFor(ctx, n.entry)
+	if err != nil {
+		return store.KeyState{}, err
+	}
+	var lease *redis.StringCmd
+	var leaseLeft, pauseLeft, triesLeft *redis.DurationCmd
+	var tries *redis.IntCmd
+	err = s.bounded(ctx, "inspecting", func(ctx context.Context) error {
+		_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+			lease, leaseLeft = p.Get(ctx, n.lease), p.PTTL(ctx, n.lease)
+			pauseLeft = p.PTTL(ctx, n.pause)
+			tries, triesLeft = p.SCard(ctx, n.tries), p.PTTL(ctx, n.tries)
+			return nil
+		})
+		if errors.Is(err, redis.Nil) { // there is no lease
+			err = nil
+		}
+		return err
+	})
+	if err != nil {
+		return store.KeyState{}, node.explain(err)
+	}
+	k := store.KeyState{Pause: max(0, pauseLeft.Val()), Attempts: int(tries.Val())}
+	if k.Attempts > 0 {
+		k.Remembered = max(0, triesLeft.Val())
+	}
+	if b := lease.Val(); len(b) >= store.TokenSize && leaseLeft.Val() > 0 {
+		k.Holder, k.Lease = store.Token([]byte(b[:store.TokenSize])), leaseLeft.Val()
+	}
+	return k, nil
+}
+
+var _ store.Inspector = (*Store)(nil)
