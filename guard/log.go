@@ -179,8 +179,12 @@ func attrsOf(ev Event) []slog.Attr {
 		attrs = append(attrs, slog.Duration("duration", ev.Duration))
 	}
 	for _, a := range []struct{ name, value string }{
-		{"trigger", ev.Trigger}, {"outcome", ev.Outcome}, {"reason", ev.Reason}, {"operation", ev.Operation},
-		{"budget", ev.Budget}, {"priority", ev.Priority},
+		{"trigger", ev.Trigger},
+		{"outcome", ev.Outcome},
+		{"reason", ev.Reason},
+		{"operation", ev.Operation},
+		{"budget", ev.Budget},
+		{"priority", ev.Priority},
 	} {
 		if a.value != "" {
 			attrs = append(attrs, slog.String(a.name, a.value))

@@ -59,6 +59,8 @@ var (
 	_ = logging
 	_ = serverSide
 	_ = clientSide
+	_ = outages
+	_ = deleteName
 
 	errOverQuota = errors.New("over quota")
 )
@@ -73,6 +75,9 @@ func get(ctx context.Context, store cache.Store, vendor vendorAPI, db database, 
 	q, err := quotes.Get(ctx, "EURUSD", func(ctx context.Context) (Quote, error) {
 		return vendor.Quote(ctx, "EURUSD")
 	})
+	if err != nil {
+		return err
+	}
 
 	r, err := quotes.Load(ctx, "EURUSD", func(ctx context.Context, f *guard.Fill[Quote]) (Quote, error) {
 		q, maxAge, err := vendor.QuoteWithAge(ctx, "EURUSD", f.IdempotencyKey)

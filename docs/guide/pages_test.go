@@ -24,11 +24,13 @@ func TestPagesShowCompiledCode(t *testing.T) {
 	}
 }
 
+var code = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
+
 var link = regexp.MustCompile(`\]\(([^)#]+)(#[^)]*)?\)`)
 
 func TestPagesLinkToExistingFiles(t *testing.T) {
 	for _, page := range pages(t) {
-		for _, m := range link.FindAllStringSubmatch(goBlock.ReplaceAllString(read(t, page), ""), -1) {
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(read(t, page), ""), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
 			}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -50,23 +49,19 @@ func newGuard(t *testing.T, name string, p *debug.Page, change ...func(*guard.Po
 
 func value(context.Context) (string, error) { return "v", nil }
 
-func ask(p http.Handler, method, target string, header ...string) *http.Response {
+func ask(p http.Handler, method, target string, header ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, target, nil)
 	for i := 0; i < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
 	w := httptest.NewRecorder()
 	p.ServeHTTP(w, r)
-	return w.Result()
+	return w
 }
 
-func body(t *testing.T, r *http.Response) string {
+func body(t *testing.T, w *httptest.ResponseRecorder) string {
 	t.Helper()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
+	return w.Body.String()
 }
 
 func report(t *testing.T, p http.Handler, query string) (r debug.Report) {
@@ -122,7 +117,7 @@ func TestFormatFollowsTheRequest(t *testing.T) {
 		{"/", "application/json", "application/json"},
 		{"/?format=json", "text/html", "application/json"},
 	} {
-		if got := ask(p, "GET", test.target, "Accept", test.accept).Header.Get("Content-Type"); got != test.want {
+		if got := ask(p, "GET", test.target, "Accept", test.accept).Header().Get("Content-Type"); got != test.want {
 			t.Errorf("%s of a client that accepts %q is %s, want %s", test.target, test.accept, got, test.want)
 		}
 	}
@@ -205,7 +200,7 @@ func TestResettingIsOptInAndNeedsTheToken(t *testing.T) {
 	if code := post(p, good, "Sec-Fetch-Site", "cross-site"); code != http.StatusForbidden {
 		t.Errorf("another site is answered %d", code)
 	}
-	if code := ask(p, "GET", "/?"+good.Encode()).StatusCode; code != http.StatusOK {
+	if code := ask(p, "GET", "/?"+good.Encode()).Code; code != http.StatusOK {
 		t.Errorf("a GET is answered %d", code)
 	}
 	if _, err := g.Get(t.Context(), key, value); err == nil {

@@ -54,93 +54,153 @@ var (
 
 // The instruments.
 var (
-	requests = &Instrument{Name: "stampede.requests", Kind: Counter, Unit: "{request}", Observed: true,
+	requests = &Instrument{
+		Name: "stampede.requests", Kind: Counter, Unit: "{request}", Observed: true,
 		Description: "Calls for a key, by the source of the value or the type of the error.",
-		Labels:      []string{guardName, source, errorType}}
-	fetchDuration = &Instrument{Name: "stampede.fetch.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
+		Labels:      []string{guardName, source, errorType},
+	}
+	fetchDuration = &Instrument{
+		Name: "stampede.fetch.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
 		Description: "Duration of fetches.",
-		Labels:      []string{guardName, "stampede.fetch.trigger", "stampede.fetch.outcome", errorType}}
-	fetchActive = &Instrument{Name: "stampede.fetch.active", Kind: UpDownCounter, Unit: "{fetch}", Observed: true,
+		Labels:      []string{guardName, "stampede.fetch.trigger", "stampede.fetch.outcome", errorType},
+	}
+	fetchActive = &Instrument{
+		Name: "stampede.fetch.active", Kind: UpDownCounter, Unit: "{fetch}", Observed: true,
 		Description: "Fetches under way.",
-		Labels:      []string{guardName}}
-	fetchTimeout = &Instrument{Name: "stampede.fetch.timeout", Kind: Gauge, Unit: "s", Observed: true,
+		Labels:      []string{guardName},
+	}
+	fetchTimeout = &Instrument{
+		Name: "stampede.fetch.timeout", Kind: Gauge, Unit: "s", Observed: true,
 		Description: "Bound of a fetch, of the guard's policy.",
-		Labels:      []string{guardName}}
-	waitDuration = &Instrument{Name: "stampede.wait.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
+		Labels:      []string{guardName},
+	}
+	waitDuration = &Instrument{
+		Name: "stampede.wait.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
 		Description: "Time that calls waited for the fetch of another caller, here or in another process.",
-		Labels:      []string{guardName, "stampede.wait.outcome"}}
-	waitActive = &Instrument{Name: "stampede.wait.active", Kind: UpDownCounter, Unit: "{request}", Observed: true,
+		Labels:      []string{guardName, "stampede.wait.outcome"},
+	}
+	waitActive = &Instrument{
+		Name: "stampede.wait.active", Kind: UpDownCounter, Unit: "{request}", Observed: true,
 		Description: "Calls that wait for a fetch, their own or another's.",
-		Labels:      []string{guardName}}
-	leaseRequests = &Instrument{Name: "stampede.lease.requests", Kind: Counter, Unit: "{request}", Observed: true,
+		Labels:      []string{guardName},
+	}
+	leaseRequests = &Instrument{
+		Name: "stampede.lease.requests", Kind: Counter, Unit: "{request}", Observed: true,
 		Description: "Answers to requests for a lease.",
-		Labels:      []string{guardName, "stampede.lease.answer"}}
-	leaseLosses = &Instrument{Name: "stampede.lease.losses", Kind: Counter, Unit: "{lease}", Observed: true,
+		Labels:      []string{guardName, "stampede.lease.answer"},
+	}
+	leaseLosses = &Instrument{
+		Name: "stampede.lease.losses", Kind: Counter, Unit: "{lease}", Observed: true,
 		Description: "Leases that were lost while they should have been held.",
-		Labels:      []string{guardName}}
-	fillRefusals = &Instrument{Name: "stampede.fill.refusals", Kind: Counter, Unit: "{entry}",
+		Labels:      []string{guardName},
+	}
+	fillRefusals = &Instrument{
+		Name: "stampede.fill.refusals", Kind: Counter, Unit: "{entry}",
 		Description: "Fetched entries that could not be stored.",
-		Labels:      []string{guardName, reason}}
-	entrySize = &Instrument{Name: "stampede.entry.size", Kind: Histogram, Unit: "By", Buckets: sizes,
+		Labels:      []string{guardName, reason},
+	}
+	entrySize = &Instrument{
+		Name: "stampede.entry.size", Kind: Histogram, Unit: "By", Buckets: sizes,
 		Description: "Size of the entries that were stored.",
-		Labels:      []string{guardName}}
-	staleAge = &Instrument{Name: "stampede.stale.age", Kind: Histogram, Unit: "s", Buckets: ages,
+		Labels:      []string{guardName},
+	}
+	staleAge = &Instrument{
+		Name: "stampede.stale.age", Kind: Histogram, Unit: "s", Buckets: ages,
 		Description: "Age of the values that were served stale.",
-		Labels:      []string{guardName, reason}}
-	invalidations = &Instrument{Name: "stampede.invalidations", Kind: Counter, Unit: "{change}",
+		Labels:      []string{guardName, reason},
+	}
+	invalidations = &Instrument{
+		Name: "stampede.invalidations", Kind: Counter, Unit: "{change}",
 		Description: "Changes of keys and tags by callers.",
-		Labels:      []string{guardName, "stampede.operation", errorType}}
-	nearEntries = &Instrument{Name: "stampede.near.entry.count", Kind: UpDownCounter, Unit: "{entry}", Observed: true,
+		Labels:      []string{guardName, "stampede.operation", errorType},
+	}
+	nearEntries = &Instrument{
+		Name: "stampede.near.entry.count", Kind: UpDownCounter, Unit: "{entry}", Observed: true,
 		Description: "Values in the near cache.",
-		Labels:      []string{guardName}}
-	reserveEntries = &Instrument{Name: "stampede.reserve.entry.count", Kind: UpDownCounter, Unit: "{entry}", Observed: true,
+		Labels:      []string{guardName},
+	}
+	reserveEntries = &Instrument{
+		Name: "stampede.reserve.entry.count", Kind: UpDownCounter, Unit: "{entry}", Observed: true,
 		Description: "Values in the reserve for outages of the store.",
-		Labels:      []string{guardName}}
-	queuedInvalidations = &Instrument{Name: "stampede.invalidation.queue.count", Kind: UpDownCounter, Unit: "{change}", Observed: true,
+		Labels:      []string{guardName},
+	}
+	queuedInvalidations = &Instrument{
+		Name: "stampede.invalidation.queue.count", Kind: UpDownCounter, Unit: "{change}", Observed: true,
 		Description: "Invalidations that the store has not acknowledged.",
-		Labels:      []string{guardName}}
-	nearEvictions = &Instrument{Name: "stampede.near.evictions", Kind: Counter, Unit: "{entry}", Observed: true,
+		Labels:      []string{guardName},
+	}
+	nearEvictions = &Instrument{
+		Name: "stampede.near.evictions", Kind: Counter, Unit: "{entry}", Observed: true,
 		Description: "Values evicted from the near cache by its bound.",
-		Labels:      []string{guardName}}
-	nearBypasses = &Instrument{Name: "stampede.near.bypasses", Kind: Counter, Unit: "{request}", Observed: true,
+		Labels:      []string{guardName},
+	}
+	nearBypasses = &Instrument{
+		Name: "stampede.near.bypasses", Kind: Counter, Unit: "{request}", Observed: true,
 		Description: "Lookups that could not use the near cache, as invalidations may have been missed.",
-		Labels:      []string{guardName}}
-	breakerStatus = &Instrument{Name: "stampede.store.breaker.status", Kind: UpDownCounter, Unit: "{node}", Observed: true,
+		Labels:      []string{guardName},
+	}
+	breakerStatus = &Instrument{
+		Name: "stampede.store.breaker.status", Kind: UpDownCounter, Unit: "{node}", Observed: true,
 		Description: "1 for the state of the breaker of a Redis node, 0 for the others.",
-		Labels:      []string{state, address, port}}
-	subscriptionStatus = &Instrument{Name: "stampede.store.subscription.status", Kind: UpDownCounter, Unit: "{node}", Observed: true,
+		Labels:      []string{state, address, port},
+	}
+	subscriptionStatus = &Instrument{
+		Name: "stampede.store.subscription.status", Kind: UpDownCounter, Unit: "{node}", Observed: true,
 		Description: "1 for the state of the subscription on a Redis node, 0 for the others.",
-		Labels:      []string{state, address, port}}
-	lateness = &Instrument{Name: "stampede.process.lateness", Kind: Histogram, Unit: "s", Buckets: seconds,
+		Labels:      []string{state, address, port},
+	}
+	lateness = &Instrument{
+		Name: "stampede.process.lateness", Kind: Histogram, Unit: "s", Buckets: seconds,
 		Description: "How late this process noticed the end of a timeout, when it was short of processor time.",
-		Labels:      []string{address, port}}
-	budgetWait = &Instrument{Name: "stampede.budget.wait.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
+		Labels:      []string{address, port},
+	}
+	budgetWait = &Instrument{
+		Name: "stampede.budget.wait.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
 		Description: "Time that fetches waited for their budget.",
-		Labels:      []string{budgetName, guardName, priority}}
-	budgetRefusals = &Instrument{Name: "stampede.budget.refusals", Kind: Counter, Unit: "{fetch}",
+		Labels:      []string{budgetName, guardName, priority},
+	}
+	budgetRefusals = &Instrument{
+		Name: "stampede.budget.refusals", Kind: Counter, Unit: "{fetch}",
 		Description: "Fetches that were not made, as the budget was exhausted.",
-		Labels:      []string{budgetName, guardName, priority}}
-	budgetPauses = &Instrument{Name: "stampede.budget.pauses", Kind: Counter, Unit: "{pause}",
+		Labels:      []string{budgetName, guardName, priority},
+	}
+	budgetPauses = &Instrument{
+		Name: "stampede.budget.pauses", Kind: Counter, Unit: "{pause}",
 		Description: "Pauses that an upstream asked for.",
-		Labels:      []string{budgetName}}
-	budgetRemaining = &Instrument{Name: "stampede.budget.remaining", Kind: Gauge, Unit: "{unit}", Observed: true,
+		Labels:      []string{budgetName},
+	}
+	budgetRemaining = &Instrument{
+		Name: "stampede.budget.remaining", Kind: Gauge, Unit: "{unit}", Observed: true,
 		Description: "Units that could be spent at once, as last heard. The budget is shared: do not add it up.",
-		Labels:      []string{budgetName}}
-	budgetLimit = &Instrument{Name: "stampede.budget.limit", Kind: Gauge, Unit: "{unit}", Observed: true,
+		Labels:      []string{budgetName},
+	}
+	budgetLimit = &Instrument{
+		Name: "stampede.budget.limit", Kind: Gauge, Unit: "{unit}", Observed: true,
 		Description: "Units that may be spent at once after a quiet time. The budget is shared: do not add it up.",
-		Labels:      []string{budgetName}}
-	lockWait = &Instrument{Name: "stampede.lock.wait.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
+		Labels:      []string{budgetName},
+	}
+	lockWait = &Instrument{
+		Name: "stampede.lock.wait.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
 		Description: "Time that callers waited for a lock.",
-		Labels:      []string{"stampede.lock.outcome"}}
-	lockHeld = &Instrument{Name: "stampede.lock.held.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
-		Description: "Time that locks were held, by this process."}
-	lockActive = &Instrument{Name: "stampede.lock.active", Kind: UpDownCounter, Unit: "{lock}", Observed: true,
-		Description: "Locks that are held now, by this process."}
-	lockLosses = &Instrument{Name: "stampede.lock.losses", Kind: Counter, Unit: "{lock}",
-		Description: "Locks that were lost while they should have been held."}
-	workAttempts = &Instrument{Name: "stampede.work.attempts", Kind: Counter, Unit: "{attempt}",
+		Labels:      []string{"stampede.lock.outcome"},
+	}
+	lockHeld = &Instrument{
+		Name: "stampede.lock.held.duration", Kind: Histogram, Unit: "s", Buckets: seconds,
+		Description: "Time that locks were held, by this process.",
+	}
+	lockActive = &Instrument{
+		Name: "stampede.lock.active", Kind: UpDownCounter, Unit: "{lock}", Observed: true,
+		Description: "Locks that are held now, by this process.",
+	}
+	lockLosses = &Instrument{
+		Name: "stampede.lock.losses", Kind: Counter, Unit: "{lock}",
+		Description: "Locks that were lost while they should have been held.",
+	}
+	workAttempts = &Instrument{
+		Name: "stampede.work.attempts", Kind: Counter, Unit: "{attempt}",
 		Description: "Attempts of workers at jobs that have ended.",
-		Labels:      []string{"stampede.work.outcome"}}
+		Labels:      []string{"stampede.work.outcome"},
+	}
 )
 
 // Instruments are all of them.

@@ -113,7 +113,7 @@ func TestSlowReadsMakeNoEntryYounger(t *testing.T) {
 				if age := time.Since(began); r.Age < age || r.Age > age+slow {
 					t.Errorf("age %v after %v", r.Age, age)
 				}
-				read(t.Context(), s, "k") // which does not ask for TIME, as that is known
+				_, _ = read(t.Context(), s, "k") // it does not ask for TIME, which is known
 			}
 			time.Sleep(2 * time.Second)
 			hasAge(t, s, "k", time.Since(began), 0)

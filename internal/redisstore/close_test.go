@@ -96,7 +96,7 @@ func TestCloseIsNotOvertakenByALateAcquire(t *testing.T) {
 		if server.Exists("test:{k}:lease") {
 			t.Error("the store was closed, and then granted a lease")
 		}
-		<-closed
+		_ = <-closed
 	})
 }
 
@@ -120,7 +120,7 @@ func TestCloseReleasesGrantsItOvertakes(t *testing.T) {
 				t.Errorf("request %d is answered %v by a closed store", i, a.Verdict)
 			}
 		}
-		<-closed
+		_ = <-closed
 		if server.Exists("test:{a}:lease") || server.Exists("test:{b}:lease") {
 			t.Error("a lease is left behind")
 		}

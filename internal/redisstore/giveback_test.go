@@ -220,7 +220,7 @@ func TestCloseReleasesAGrantUnderWay(t *testing.T) {
 		t.Errorf("%v, %v, want that the store is closed", a.Verdict, a.Err)
 	}
 	answer()
-	<-closed
+	_ = <-closed
 	eventually(t, func() bool { return server.Client().Exists(t.Context(), "test:{k}:lease").Val() == 0 })
 }
 

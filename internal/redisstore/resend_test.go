@@ -36,7 +36,7 @@ func (c *losingConn) Write(b []byte) (int, error) {
 func (c *losingConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if c.lost.Load() {
-		_ = c.Conn.Close() // the client looks more than once
+		_ = c.Close() // the client looks more than once
 		return 0, io.EOF
 	}
 	return n, err

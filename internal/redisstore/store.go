@@ -160,14 +160,6 @@ func (s *Store) ready(ctx context.Context) error {
 	return nil
 }
 
-// nodeFor is the node that serves the name, for a call that may be made.
-func (s *Store) nodeFor(ctx context.Context, name string) (*node, error) {
-	if err := s.ready(ctx); err != nil {
-		return nil, err
-	}
-	return s.topo.node(name)
-}
-
 // perTimeout commands share one RedisTimeout.
 const perTimeout = 250
 

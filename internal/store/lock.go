@@ -10,7 +10,7 @@ import (
 // lock meets an entry.
 const LockMark = "!"
 
-// ErrForeign: a key of a lock holds a value that is no lock's.
+// ErrForeign means that a key of a lock holds a value that is no lock's.
 var ErrForeign = errors.New("lock: a foreign value under a lock's key")
 
 // Locks is a Store that grants locks, too. A lock has places, one or more, each for one

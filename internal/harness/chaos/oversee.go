@@ -72,7 +72,7 @@ func goroutines() int {
 	for stack := range strings.SplitSeq(stacks, "\n\n") {
 		var alike int
 		if _, err := fmt.Sscanf(stack, "%d @", &alike); err == nil &&
-			(strings.Contains(stack, ".(*sender).parkLocked+")) {
+			strings.Contains(stack, ".(*sender).parkLocked+") {
 			n -= alike
 		}
 	}

@@ -48,13 +48,6 @@ func agreed(t *testing.T, c *redistest.Cluster) {
 	}
 }
 
-func id(t *testing.T, s *redistest.Server) string {
-	t.Helper()
-	v, err := s.Client().Do(t.Context(), "CLUSTER", "MYID").Text()
-	must(t, err)
-	return v
-}
-
 // The slots go forth and back, as that is when a new owner's epoch is often not the
 // greatest: it has not heard yet of the one before it.
 func TestReplicasLearnOfSlotsMovedInQuickSuccession(t *testing.T) {
