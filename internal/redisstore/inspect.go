@@ -12,7 +12,10 @@ import (
 // Inspect implements [store.Inspector]: one pipeline, which changes nothing.
 func (s *Store) Inspect(ctx context.Context, key string) (store.KeyState, error) {
 	n := s.names.names(key)
-	node, err := s.nodeFor(ctx, n.entry)
+	if err := s.ready(ctx); err != nil {
+		return store.KeyState{}, err
+	}
+	node, err := s.topo.node(string(n.entry))
 	if err != nil {
 		return store.KeyState{}, err
 	}
@@ -21,9 +24,9 @@ func (s *Store) Inspect(ctx context.Context, key string) (store.KeyState, error)
 	var tries *redis.IntCmd
 	err = s.bounded(ctx, "inspecting", func(ctx context.Context) error {
 		_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-			lease, leaseLeft = p.Get(ctx, n.lease), p.PTTL(ctx, n.lease)
-			pauseLeft = p.PTTL(ctx, n.pause)
-			tries, triesLeft = p.SCard(ctx, n.tries), p.PTTL(ctx, n.tries)
+			lease, leaseLeft = p.Get(ctx, string(n.lease)), p.PTTL(ctx, string(n.lease))
+			pauseLeft = p.PTTL(ctx, string(n.pause))
+			tries, triesLeft = p.SCard(ctx, string(n.tries)), p.PTTL(ctx, string(n.tries))
 			return nil
 		})
 		if errors.Is(err, redis.Nil) { // there is no lease
