@@ -56,6 +56,8 @@ const (
 	// recovery is for how long after an outage the values from before it stand in for
 	// entries that Redis has lost, while they are refreshed.
 	recovery = 10 * time.Second
+	// sparsest is how many places there may be for each value.
+	sparsest = 16
 	// firstSets is how many sets a table starts with. It grows with the values.
 	firstSets = 16
 )
@@ -200,34 +202,52 @@ func (s *reserve) sizeOf(key string, e *store.Entry) int {
 }
 
 // placeLocked puts v in place of the key's last value, into a free place, or in place of
-// the value of its set that is least worth keeping.
+// the value of its set that is least worth keeping. The table grows before it drops a value
+// that is of use, as far as that pays.
 func (s *reserve) placeLocked(v *reserved) {
 	if table := s.table.Load(); s.entries > len(table.sets)*reserveWays/4 { // or many a set is full
 		s.growLocked(table)
 	}
-	set := s.table.Load().set(v.hash)
-	place, worst := -1, 4
+	for {
+		table := s.table.Load()
+		place, worth := table.set(v.hash).leastWorth(v)
+		if worth < unused || len(table.sets)*reserveWays >= sparsest*(s.entries+1) {
+			s.setLocked(&table.set(v.hash)[place], v)
+			return
+		}
+		s.growLocked(table)
+	}
+}
+
+// What a place of a set is worth keeping to another value.
+const (
+	own    = iota // the key's last value
+	free          // no value
+	void          // a value that can't be used any more
+	unused        // a value that was not used lately
+	needed
+)
+
+// leastWorth returns the place for v.
+func (set *reserveSet) leastWorth(v *reserved) (place, least int) {
+	place, least = int(v.hash>>56)%reserveWays, needed
 	for i := range set {
-		old := set[i].Load()
-		worth := 3
-		switch {
+		worth := needed
+		switch old := set[i].Load(); {
 		case old == nil:
-			worth = 1
+			worth = free
 		case old.hash == v.hash && old.key == v.key:
-			worth = 0
+			worth = own
 		case old.era != v.era || old.since.changed() || old.gone():
-			worth = 2
-		case old.used.Load():
-			continue
+			worth = void
+		case !old.used.Load():
+			worth = unused
 		}
-		if worth < worst {
-			place, worst = i, worth
+		if worth < least {
+			place, least = i, worth
 		}
 	}
-	if place < 0 {
-		place = int(v.hash>>56) % reserveWays
-	}
-	s.setLocked(&set[place], v)
+	return place, least
 }
 
 func (s *reserve) setLocked(place *atomic.Pointer[reserved], v *reserved) {

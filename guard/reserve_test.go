@@ -384,3 +384,16 @@ func TestEmptyRedisIsRefilledAtABoundedRate(t *testing.T) {
 		}
 	})
 }
+
+func TestReserveKeepsAllValuesThatFit(t *testing.T) {
+	inMemory(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		const keys = 5000
+		for i := range 2 * keys {
+			get(w, g, fmt.Sprint("k", i%keys), func(context.Context) (string, error) { return "v", nil })
+		}
+		if n := g.Stats().ReserveEntries; n != keys {
+			w.Errorf("%d entries of %d", n, keys)
+		}
+	})
+}
