@@ -30,6 +30,7 @@ type config struct {
 	redisURL string
 	origin   string
 	html     string
+	svg      string
 	json     bool
 }
 
@@ -57,6 +58,7 @@ func parse(args []string, out io.Writer) (config, error) {
 	flags.StringVar(&c.redisURL, "redis", "", "`URL` of the Redis to use (default: an embedded server)")
 	flags.StringVar(&c.origin, "origin", "127.0.0.1:0", "`address` the origin listens on")
 	flags.StringVar(&c.html, "html", "", "write a page with charts to this `file`")
+	flags.StringVar(&c.svg, "svg", "", "draw the calls of the origin into this `file`")
 	flags.BoolVar(&c.json, "json", false, "print one JSON object instead of a table")
 	if err := flags.Parse(args); err != nil {
 		return c, err
@@ -126,6 +128,11 @@ func report(c config, outcomes []*outcome) error {
 	rows := rowsOf(outcomes)
 	if c.html != "" {
 		if err := writeHTML(c, outcomes, rows); err != nil {
+			return err
+		}
+	}
+	if c.svg != "" {
+		if err := writeSVG(c.svg, rows); err != nil {
 			return err
 		}
 	}
