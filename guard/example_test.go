@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -45,7 +44,6 @@ func exampleStore() *cache.Memory {
 	return store
 }
 
-// The program of the README: TestReadmeShowsTheExample compares the two.
 func Example() {
 	addr, stopRedis := exampleRedis()
 	defer stopRedis()
@@ -537,34 +535,4 @@ func TestNamesAreFetchedOnceAMinute(t *testing.T) {
 			t.Errorf("%d fetches in two minutes, want 2", fetches)
 		}
 	})
-}
-
-// A program that is printed and not compiled is wrong one day.
-func TestReadmeShowsTheExample(t *testing.T) {
-	body := func(file, from, to string) string {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, rest, found := strings.Cut(string(b), "\n"+from)
-		text, _, ended := strings.Cut(rest, to)
-		if !found || !ended {
-			t.Fatalf("%s has no %q that ends with %q", file, from, to)
-		}
-		return text
-	}
-	for name, pair := range map[string][2]string{
-		"the program": {
-			body("../README.md", "\tdefer rdb.Close()\n", "\n}\n"),
-			body("example_test.go", "\tdefer rdb.Close()\n", "\n\t// Output:"),
-		},
-		"the test": {
-			body("../README.md", "func TestNames", "\n}\n"),
-			body("example_test.go", "func TestNames", "\n}\n"),
-		},
-	} {
-		if pair[0] != pair[1] {
-			t.Errorf("README.md and example_test.go differ in %s:\n%s\n---\n%s", name, pair[0], pair[1])
-		}
-	}
 }

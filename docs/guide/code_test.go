@@ -48,6 +48,7 @@ type (
 )
 
 var (
+	_ = readme
 	_ = get
 	_ = stale
 	_ = failures
@@ -292,4 +293,23 @@ func clientSide(store cache.Store, secret []byte, allowance *budget.Budget) erro
 	client := &http.Client{Transport: rt}
 	_ = client
 	return nil
+}
+
+func readme(ctx context.Context, vendor vendorAPI) (Quote, error) {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	store, err := cache.NewRedis(rdb, cache.Options{Namespace: "shop"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{
+		TTL:   time.Minute, // fresh for
+		Stale: time.Hour,   // then served while one process refreshes it, or while the vendor fails
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	q, err := quotes.Get(ctx, "EURUSD", func(ctx context.Context) (Quote, error) {
+		return vendor.Quote(ctx, "EURUSD") // one call for the whole fleet
+	})
+	return q, err
 }

@@ -15,7 +15,7 @@ var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
 // Each block of Go code stands in a Go file of the repository, where it is compiled.
 func TestPagesShowCompiledCode(t *testing.T) {
 	compiled := goFiles(t, "../..")
-	for _, page := range pages(t) {
+	for _, page := range append(pages(t), "../../README.md") {
 		for _, block := range goBlock.FindAllStringSubmatch(read(t, page), -1) {
 			if !strings.Contains(compiled, flat(block[1])) {
 				t.Errorf("%s: no Go file has this block:\n%s", page, block[1])
