@@ -132,7 +132,6 @@ func statsOf(e *engine) Stats {
 		s.ReserveHits = e.reserve.hits.Load()
 		s.ReserveEntries, s.ReserveBytes = e.reserve.size()
 	}
-	s.InFlight = e.flights.list(e.policy.HideKeys)
 	return s
 }
 

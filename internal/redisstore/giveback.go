@@ -169,18 +169,18 @@ func (s *Store) returning(r *store.Return) invocation {
 		r.Entry.Version = l.Token
 		wake := store.Message{Signal: store.Filled, Token: l.Token}
 		bytes := r.Entry.Encode()
-		return fillScript.invoke(5,
+		return traced(r, fillScript.invoke(5,
 			&names.entry, &names.lease, &names.tries, &names.pause, &names.failures,
-			l.Token[:], bytes, ttlArg(r.Entry.TTL), &names.wake, wake.Encode(), rides(bytes), s.publish(), traced(r))
+			l.Token[:], bytes, ttlArg(r.Entry.TTL), &names.wake, wake.Encode(), rides(bytes), s.publish()))
 	case r.Failed:
 		wake := store.Message{Signal: store.FailedSignal, Token: l.Token}
 		pause := r.Pause
 		if pause > 0 {
 			pause = max(pause, time.Millisecond)
 		}
-		return failScript.invoke(5,
+		return traced(r, failScript.invoke(5,
 			&names.lease, &names.tries, &names.pause, names.failed(l.Token), &names.failures,
-			l.Token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), &names.wake, wake.Encode(), s.publish(), flag(r.Declined), traced(r))
+			l.Token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), &names.wake, wake.Encode(), s.publish(), flag(r.Declined)))
 	}
 	return s.releasing(names, l.Token)
 }
@@ -193,13 +193,13 @@ func (s *Store) releasing(names *names, token store.Token) invocation {
 // ttlArg keeps an expiry positive: Redis refuses zero.
 func ttlArg(d time.Duration) int64 { return max(1, d.Milliseconds()) }
 
-// traced is the message with the trace context of a fetch, or empty.
-func traced(r *store.Return) []byte {
-	if r.Trace == nil {
-		return nil
+// traced adds the message with the trace context of the fetch, if there is one.
+func traced(r *store.Return, inv invocation) invocation {
+	if r.Trace != nil {
+		m := store.Message{Signal: store.Traced, Token: r.Lease.Token, Body: r.Trace}
+		inv.words = append(inv.words, m.Encode())
 	}
-	m := store.Message{Signal: store.Traced, Token: r.Lease.Token, Body: r.Trace}
-	return m.Encode()
+	return inv
 }
 
 // rides reports whether an entry rides in its wake-up, as an argument.

@@ -4,7 +4,7 @@
 -- ARGV  1 token  2 failure  3 ms to keep the failure  4 pause, ms; 0: none
 --       5 wake channel  6 wake message without its body  7 PUBLISH or SPUBLISH
 --       8 1 if no fetch was made: other attempts stay on record
---       9 wake message with a trace context; empty: none
+--       9 wake message with a trace context, if there is one
 --
 -- Replies 1, or 0 where the lease is gone: then nothing is changed.
 
@@ -29,6 +29,6 @@ if ARGV[8] == '1' then
 else
   redis.call('DEL', KEYS[1], KEYS[2])
 end
-if ARGV[9] ~= '' then redis.pcall(ARGV[7], ARGV[5], ARGV[9]) end
+if ARGV[9] then redis.pcall(ARGV[7], ARGV[5], ARGV[9]) end
 redis.pcall(ARGV[7], ARGV[5], ARGV[6] .. ARGV[2])
 return 1

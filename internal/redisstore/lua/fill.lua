@@ -3,7 +3,7 @@
 -- KEYS  1 entry  2 lease  3 tries  4 pause  5 failures
 -- ARGV  1 token  2 entry bytes  3 hard TTL, ms  4 wake channel
 --       5 wake message without its body  6 1 if the entry rides in the message
---       7 PUBLISH or SPUBLISH  8 wake message with a trace context; empty: none
+--       7 PUBLISH or SPUBLISH  8 wake message with a trace context, if there is one
 --
 -- Replies 1, or 0 where the lease is gone: then nothing is stored. Bytes 32 to 39 of an
 -- entry hold when it was written, by this server's clock: seconds and microseconds.
@@ -18,6 +18,6 @@ local function four(n) return string.char(math.floor(n / 16777216) % 256, math.f
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 redis.call('SETRANGE', KEYS[1], 32, four(tonumber(now[1])) .. four(tonumber(now[2])))
 redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
-if ARGV[8] ~= '' then redis.pcall(ARGV[7], ARGV[4], ARGV[8]) end
+if ARGV[8] then redis.pcall(ARGV[7], ARGV[4], ARGV[8]) end
 redis.pcall(ARGV[7], ARGV[4], ARGV[5] .. (ARGV[6] == '1' and ARGV[2] or ''))
 return 1
