@@ -330,9 +330,7 @@ func TestImpatientTurnsShareTheSlots(t *testing.T) {
 			w.Errorf("the slot was not given back: %v", turn)
 		} else {
 			must(w, g.Close())
-			if turn.Context().Err() == nil {
-				w.Error("the turn outlived its guard")
-			}
+			<-turn.Context().Done() // in this bubble it would be a deadlock if the turn outlived its guard
 		}
 		holder.Release()
 	})

@@ -89,6 +89,7 @@ func get(ctx context.Context, store cache.Store, vendor vendorAPI, db database, 
 		return err
 	}
 	log.Printf("%s from %s, %v old", r.Value.Pair, r.Source, r.Age)
+	log.Print(q)
 
 	q, err = quotes.Get(ctx, "EURUSD", fetchEURUSD, guard.MaxAge(5*time.Second))
 	if err != nil {
