@@ -7,7 +7,7 @@ func guardMutants() []Mutant {
 	noSharingRule := Patch{"guard", "	case number >= o.moment:\n", "	case false:\n"}
 	return slices.Concat(quick(
 		Mutant{Name: "every outcome is shared", Patches: []Patch{noSharingRule}, Check: Sim(300, "P3")},
-		in("guard", "waiters believe a message about any lease", "if m.Token == f.request.LastHeld {", "if m.Signal != store.Confirmed {",
+		in("guard", "waiters believe a message about any lease", "if !f.noteTrace(m) && m.Token == f.request.LastHeld {", "if !f.noteTrace(m) && m.Signal != store.Confirmed {",
 			Test("guard", "TestWordOfAnotherLeaseIsNoOutcome")),
 		in("guard", "the outcome of a filled message is shared with all callers",
 			"source: Waited, stored: true, entry: r, at: time.Now(), moment: f.heldMoment}", "source: Waited, stored: true, entry: r, at: time.Now(), moment: always}",

@@ -18,8 +18,8 @@ func scriptMutants() []Mutant {
 		lua("acquire", "acquire ignores the lease", "elseif holder ~= over then", "elseif false then", Sim(100, "fence")),
 		lua("acquire", "acquire takes over at the first look", "holder == suspect and abandoned", "abandoned", Sim(300, "fence")),
 		lua("acquire", "acquire takes over from the living", "holder == suspect and abandoned", "holder == suspect", Sim(300, "takeover")),
-		lua("acquire", "quarantine counts the living", "if nobody(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead", Sim(300, "P7")),
-		lua("acquire", "acquire grants a lease to an unsubscribed process", "if nobody(reply, 1) then return {'unsubscribed'} end", "", Sim(300, "unsubscribed")),
+		lua("acquire", "quarantine counts the living", "if unwatched(redis.pcall('PUBSUB', 'NUMSUB', channel(try)), 1) then dead", "if true then dead", Sim(300, "P7")),
+		lua("acquire", "acquire grants a lease to an unsubscribed process", "if unwatched(reply, 1) then return {'unsubscribed'} end", "", Sim(300, "unsubscribed")),
 		lua("extend", "extend does not renew the attempts", "redis.call('PEXPIRE', KEYS[2], ARGV[3])\n", "", Sim(300, "window")),
 		lua("tie", "tie tells of no deletion", "return {deleted, expired, unsettled}", "return {0, expired, 0}", Sim(3000, "P3").Of("tags")),
 	), []Mutant{
