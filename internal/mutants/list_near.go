@@ -11,7 +11,7 @@ func nearMutants() []Mutant {
 			Test("guard", "TestReadThatRacedADeleteIsNotKept")),
 		in("guard", "a tag's deletion does not rule out reads from before", "return s, c.tagChanges.Load() == t.tagChanges", "return s, true",
 			Test("guard", "TestTaggedReadThatRacedADeletionIsDropped")),
-		in(redisStore, "a silent link keeps its feed up", "silent > deadAfter", "silent > time.Hour", Sim(3000, "near").Of("near")),
+		in(redisStore, "a silent link keeps its feed up", "silent > deadAfter", "silent > time.Hour", Test("internal/redisstore", "TestBrokenSubscriptionIsReplaced")),
 		in("guard", "a value of GetMany is put into the near cache with a later ticket",
 			"			t := tickets.of(i)\n", "			t := tickets.of(i)\n			if e.coherence != nil {\n				t = e.coherence.ticket(keys[i])\n			}\n", Test("guard", "TestGetManyKeepsNoInvalidatedValueNear")),
 	), []Mutant{
