@@ -3,7 +3,8 @@ import { dirname, posix, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { defineConfig } from 'vitepress'
 
-const docs = resolve(dirname(fileURLToPath(import.meta.url)), '../../docs')
+const site = resolve(dirname(fileURLToPath(import.meta.url)), '..')
+const docs = resolve(site, '../docs')
 const repository = 'https://github.com/stampedeguard/stampede/blob/main/'
 
 // The first heading of each page is its name in the sidebar.
@@ -19,6 +20,15 @@ export default defineConfig({
   title: 'stampede',
   description: 'A read-through cache on Redis in which one caller of the fleet fetches',
   srcDir: '../docs',
+  // The pages lie outside of this folder: their imports are resolved from here.
+  vite: {
+    resolve: {
+      alias: [
+        { find: /^vue\/server-renderer$/, replacement: resolve(site, 'node_modules/vue/server-renderer/index.mjs') },
+        { find: /^vue$/, replacement: resolve(site, 'node_modules/vue/dist/vue.runtime.esm-bundler.js') },
+      ],
+    },
+  },
   outDir: './dist',
   cacheDir: './.cache',
   cleanUrls: true,
