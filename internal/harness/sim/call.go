@@ -70,8 +70,8 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 	}
 	if len(cmds) > 1 {
 		c.op = nil // it may be of several ops, and is sent in the name of the first
-	} else if c.op != nil {
-		c.op.alone = c.op.alone || c.commands[0].isOf(c.op)
+	} else if c.op != nil && c.commands[0].isOf(c.op) {
+		c.op.alone.Store(true)
 	}
 	slices.Sort(labels) // a pipeline's order is that of a map
 	c.label = strings.Join(slices.Compact(labels), ", ")
@@ -209,7 +209,7 @@ func (m *command) changers() (all []*op) {
 		return []*op{o}
 	}
 	for _, o := range m.c.n.owner.w.ops {
-		if o.p == m.c.n.owner && o.carriedOut == 0 && !o.alone && (o.kind == set || !o.w.done(o)) && m.isOf(o) {
+		if o.p == m.c.n.owner && o.carriedOut == 0 && !o.alone.Load() && (o.kind == set || !o.w.done(o)) && m.isOf(o) {
 			all = append(all, o)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -69,7 +70,7 @@ type op struct {
 	carriedOut                  int            // step at which Redis carried the change out; 0: it hasn't
 	told                        map[string]int // of a change, by key or tag: step at which near caches were told
 	fetches                     int
-	alone                       bool // a change has a call of its own
+	alone                       atomic.Bool // a change has a call of its own
 
 	// By key, of getMany; guarded by world.mu.
 	tries  map[string]int         // fetches
