@@ -12,7 +12,7 @@ import (
 
 func TestRedisKeepsContract(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
-	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+	locktest.Run(t, locktest.All, func(t *testing.T) func() lock.Backend {
 		flush(t, server)
 		return func() lock.Backend { return lock.On(redisStore(t, server)) }
 	})
@@ -21,7 +21,7 @@ func TestRedisKeepsContract(t *testing.T) {
 func TestClusterKeepsContract(t *testing.T) {
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	n := 0
-	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+	locktest.Run(t, locktest.All, func(t *testing.T) func() lock.Backend {
 		n++
 		namespace := "test" + string(rune('a'+n))
 		return func() lock.Backend {
@@ -36,7 +36,7 @@ func TestClusterKeepsContract(t *testing.T) {
 }
 
 func TestMemoryKeepsContract(t *testing.T) {
-	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+	locktest.Run(t, locktest.All, func(t *testing.T) func() lock.Backend {
 		first := memoryStore(t)
 		return func() lock.Backend {
 			s := first.Join()
@@ -48,14 +48,14 @@ func TestMemoryKeepsContract(t *testing.T) {
 
 func TestPlainRedisKeepsContract(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
-	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+	locktest.Run(t, locktest.Features{}, func(t *testing.T) func() lock.Backend {
 		flush(t, server)
 		return func() lock.Backend { return lock.Plain(server.Client()) }
 	})
 }
 
 func TestFilesKeepContract(t *testing.T) {
-	locktest.Run(t, func(t *testing.T) func() lock.Backend {
+	locktest.Run(t, locktest.Features{Fences: true, Semaphores: true}, func(t *testing.T) func() lock.Backend {
 		dir := t.TempDir()
 		return func() lock.Backend {
 			b, err := lock.Files(dir)

@@ -21,13 +21,18 @@ const (
 	soon = 10 * time.Second
 )
 
+// Features are the optional parts of the contract. The suite checks those that a backend has,
+// and that a backend without one says so: by fences of zero, a Watch without a channel, and
+// an error for more than one place.
+type Features struct{ Fences, WakeUps, Semaphores bool }
+
+// All are the features of [lock.On].
+var All = Features{Fences: true, WakeUps: true, Semaphores: true}
+
 // Run checks a backend, in subtests. open returns a place for locks, empty, that ends with
 // the test; each call of the place returns a backend on it, as another process would have.
-func Run(t *testing.T, open func(t *testing.T) (place func() lock.Backend)) {
-	tests := []struct {
-		name string
-		run  func(t *testing.T, s *suite)
-	}{
+func Run(t *testing.T, has Features, open func(t *testing.T) (place func() lock.Backend)) {
+	tests := []test{
 		{"LockIsGrantedToOneHolder", one},
 		{"RefusalTellsTimeLeft", refusal},
 		{"ReleaseComparesID", release},
@@ -35,21 +40,32 @@ func Run(t *testing.T, open func(t *testing.T) (place func() lock.Backend)) {
 		{"LockEndsAfterTTL", ttl},
 		{"ExtendKeepsLock", keeps},
 		{"ExpiredLockIsNotExtended", expired},
-		{"FenceRises", fences},
-		{"ExtendRaisesFence", raise},
 		{"NamesAreAnyBytes", names},
 		{"InspectTellsHolder", inspect},
-		{"ReleaseWakesWatcher", watch},
 		{"EndedContextEndsCalls", ended},
-		{"SemaphoreHasItsPlaces", places},
 		{"OneHolderUnderContention", contention},
 	}
+	tests = append(tests, either(has.Fences, []test{{"FenceRises", fences}, {"ExtendRaisesFence", raise}}, test{"FenceIsZero", noFences})...)
+	tests = append(tests, either(has.WakeUps, []test{{"ReleaseWakesWatcher", watch}}, test{"WatchHasNoChannel", noWatch})...)
+	tests = append(tests, either(has.Semaphores, []test{{"SemaphoreHasItsPlaces", places}}, test{"SecondPlaceIsRefused", noPlaces})...)
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			place := open(t)
 			test.run(t, &suite{t: t, a: place(), b: place()})
 		})
 	}
+}
+
+type test struct {
+	name string
+	run  func(t *testing.T, s *suite)
+}
+
+func either(has bool, with []test, without test) []test {
+	if has {
+		return with
+	}
+	return []test{without}
 }
 
 // A suite is one test with two backends on one place.
@@ -194,11 +210,8 @@ func expired(_ *testing.T, s *suite) {
 
 func fences(t *testing.T, s *suite) {
 	var last uint64
-	for i, b := range []lock.Backend{s.a, s.b, s.b, s.a} {
+	for _, b := range []lock.Backend{s.a, s.b, s.b, s.a} {
 		mine, g := s.hold(b, "n", long)
-		if i == 0 && g.Fence == 0 {
-			t.Skip("the backend has no fences")
-		}
 		if g.Fence <= last {
 			t.Errorf("fence %d after %d", g.Fence, last)
 		}
@@ -209,9 +222,6 @@ func fences(t *testing.T, s *suite) {
 
 func raise(t *testing.T, s *suite) {
 	mine, g := s.hold(s.a, "n", long)
-	if g.Fence == 0 {
-		t.Skip("the backend has no fences")
-	}
 	high := g.Fence + 1000
 	s.extend(s.a, "n", mine, long, high, true)
 	s.extend(s.a, "n", mine, long, g.Fence, true)
@@ -251,7 +261,7 @@ func watch(t *testing.T, s *suite) {
 	changed, stop := s.b.Watch("n")
 	defer stop()
 	if changed == nil {
-		t.Skip("waiters of the backend poll")
+		t.Fatal("the backend has no channel of wake-ups")
 	}
 	mine, _ := s.hold(s.a, "n", long)
 	select { // the watch has begun
@@ -286,7 +296,7 @@ func places(t *testing.T, s *suite) {
 		r := lock.Request{Name: "n", ID: id(), TTL: long, Holders: 2}
 		g, err := s.a.Acquire(s.ctx(), r)
 		if err != nil {
-			t.Skipf("the backend has no semaphores: %v", err)
+			t.Fatalf("Acquire of a place: %v", err)
 		}
 		if g.OK != (i < 2) {
 			t.Fatalf("grant %d of a semaphore of 2: %+v", i+1, g)
@@ -305,6 +315,28 @@ func places(t *testing.T, s *suite) {
 			t.Errorf("Release of holder %d: %v, %v", i+1, ok, err)
 		}
 	}
+}
+
+func noFences(t *testing.T, s *suite) {
+	if _, g := s.hold(s.a, "n", long); g.Fence != 0 {
+		t.Errorf("fence %d of a backend without fences", g.Fence)
+	}
+}
+
+func noWatch(t *testing.T, s *suite) {
+	changed, stop := s.a.Watch("n")
+	defer stop()
+	if changed != nil {
+		t.Error("a channel of a backend without wake-ups")
+	}
+}
+
+func noPlaces(t *testing.T, s *suite) {
+	r := lock.Request{Name: "n", ID: id(), TTL: long, Holders: 2}
+	if g, err := s.a.Acquire(s.ctx(), r); err == nil {
+		t.Errorf("a place of a backend without semaphores: %+v", g)
+	}
+	s.hold(s.b, "n", long) // nothing was left locked
 }
 
 func contention(t *testing.T, s *suite) {

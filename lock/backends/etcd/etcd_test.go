@@ -50,7 +50,7 @@ func server(t *testing.T) *clientv3.Client {
 
 func TestEtcdKeepsContract(t *testing.T) {
 	client, n := server(t), 0
-	locktest.Run(t, func(*testing.T) func() lock.Backend {
+	locktest.Run(t, locktest.Features{Fences: true, WakeUps: true}, func(*testing.T) func() lock.Backend {
 		n++
 		prefix := fmt.Sprint("test", n)
 		return func() lock.Backend { return etcd.New(client, prefix) }

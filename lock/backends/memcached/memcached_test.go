@@ -44,7 +44,7 @@ func server(t *testing.T) *memcache.Client {
 
 func TestMemcachedKeepsContract(t *testing.T) {
 	client, n := server(t), 0
-	locktest.Run(t, func(*testing.T) func() lock.Backend {
+	locktest.Run(t, locktest.Features{Fences: true}, func(*testing.T) func() lock.Backend {
 		n++
 		prefix := fmt.Sprint("test", n)
 		return func() lock.Backend { return memcached.New(client, prefix) }
