@@ -3,6 +3,7 @@ package middleware
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -19,6 +20,7 @@ type call struct {
 	out   *reply
 
 	marked string     // the key that may be marked
+	again  bool       // the run of another request had no answer for this one
 	waited bool       // for a run that may have begun before the request: see mayCollapse
 	had    *stalePage // that is being fetched anew for this request; nil: none
 }
@@ -58,9 +60,8 @@ func (c *call) round(key string) bool {
 		ix := p.Index
 		c.out.varies = true
 		at.ix, at.variant = ix, rfc9111.VariantKey(ix.Names, c.asked.varying(ix.Names))
-		if len(ix.Variants) >= c.m.opts.MaxVariants && !ix.Contains(at.variant) {
-			c.alone("") // one variant too many is for its client alone
-			return true
+		if 4*len(ix.Variants) >= 3*c.m.opts.MaxVariants && ix.Contains(at.variant) {
+			c.m.pages.marks.use(key, at.variant) // it is not to be the next that is dropped
 		}
 		p, res, r, err = c.begin(&at)
 	}
@@ -78,7 +79,7 @@ func (c *call) begin(at *slot, opts ...guard.CallOption) (*httpcache.Page, guard
 	if c.m.pages.marks.has(key) {
 		return nil, guard.Result[*httpcache.Page]{}, nil, nil
 	}
-	res, turn, err := c.m.pages.guard.Begin(c.asked.Context(), key, c.refresh(*at), opts...)
+	res, turn, err := c.m.pages.guard.Begin(c.asked.runContext(), key, c.refresh(*at), opts...)
 	switch {
 	case turn == nil:
 		return res.Value, res, nil, err
@@ -171,18 +172,51 @@ func (c *call) staleFor(r *run) *stalePage {
 // settle answers with the guard's page or error. It returns false if the call has to look
 // again.
 func (c *call) settle(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page], err error) bool {
+	var status *statusError
 	switch {
+	case errors.As(err, &status) && status.page != nil && c.asked.mayPass(status.page):
+		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
+	case errors.Is(err, errUnshared), errors.Is(err, errNotWhole), status != nil && status.page != nil, isRefusal(err):
+		return c.retry(err)
 	case err != nil:
 		c.out.fail(err, nil)
 	case p == nil:
 		c.alone(c.marked)
-	case p.Status == 0:
+	case p.Status == 0 || !c.asked.mayPass(p):
 		return false
-	case len(p.Vary) > 0 && p.Variant != rfc9111.VariantKey(p.Vary, c.asked.varying(p.Vary)):
-		c.alone("")
 	default:
 		return c.judge(at, p, res)
 	}
+	return true
+}
+
+// isRefusal reports whether an error says that a run in another process was answered 4xx:
+// this request may have had other headers.
+func isRefusal(err error) bool {
+	status := httpcache.StatusOf(err)
+	return status >= 400 && status < 500
+}
+
+// retry looks again, once, when the run of another request has no answer for this one. It
+// returns false if the call has to look again.
+func (c *call) retry(err error) bool {
+	_, paused := guard.PauseOf(err)
+	switch {
+	case paused && !errors.Is(err, errNotWhole):
+		c.out.runAlone() // the page is not fetched for a while
+		return true
+	case !c.again:
+		c.again = true
+		var remote *guard.RemoteError
+		if errors.As(err, &remote) && errors.Is(err, errUnshared) {
+			c.m.pages.marks.strike(c.marked) // the run's process has counted its own
+		}
+		return false
+	case errors.Is(err, errNotWhole):
+		c.out.fail(err, nil)
+		return true
+	}
+	c.alone("")
 	return true
 }
 
@@ -210,10 +244,16 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 	case rfc9111.GatewayTimeout:
 		c.out.notStored()
 	default:
+		if rand.Uint32()%trustEvery == 0 {
+			c.m.pages.marks.trust(at.key())
+		}
 		c.out.serve(p, res, age, "")
 	}
 	return true
 }
+
+// trustEvery is the number of hits of which one, at random, is noted for its key.
+const trustEvery = 16
 
 // mayCollapse reports whether the run of another request answers this one, even if each
 // use needs a validation. It does if the run began after the request came. The beginning
@@ -221,7 +261,7 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 // second one that is waited for began later.
 func (c *call) mayCollapse(p *httpcache.Page) bool {
 	verdict, _ := rfc9111.MayServe(p.Freshness, p.Freshness.InitialAge, c.says)
-	if verdict != rfc9111.Validate || p.Status >= 500 || c.waited || !p.Began.IsZero() && !p.Began.Before(c.out.event.began) {
+	if verdict != rfc9111.Validate || p.Status >= 500 || !p.Reusable() || c.waited || !p.Began.IsZero() && !p.Began.Before(c.out.event.began) {
 		return true
 	}
 	c.waited = true
@@ -236,7 +276,8 @@ func (c *call) reload(at *slot, old *stalePage, why rfc9111.Fwd) bool {
 	switch {
 	case r != nil:
 		return c.follow(r)
-	case err != nil && c.asked.Context().Err() == nil && rfc9111.MayServeOnError(old.page.Freshness, old.age, c.says):
+	case err != nil && !errors.Is(err, errUnshared) && !isRefusal(err) && c.asked.Context().Err() == nil &&
+		rfc9111.MayServeOnError(old.page.Freshness, old.age, c.says):
 		c.out.serve(old.page, old.res, old.age, "error")
 		return true
 	}
@@ -266,7 +307,7 @@ func (c *call) alone(key string) {
 // pageKey is the guard's key of the page. If the options make more than the target part
 // of it, the key contains an epoch, by which all pages of the target can be forgotten.
 func (c *call) pageKey() (string, error) {
-	if !c.m.site.epochs {
+	if !c.asked.terms.epochs {
 		return c.asked.key(""), nil
 	}
 	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.target(), newEpoch)

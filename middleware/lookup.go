@@ -35,7 +35,7 @@ func (c *call) lookUp() bool {
 // peek returns the stored page for this request, fresh or stale.
 func (c *call) peek(ctx context.Context) (p *httpcache.Page, res guard.Result[*httpcache.Page], ok bool) {
 	epoch := ""
-	if c.m.site.epochs {
+	if c.asked.terms.epochs {
 		res, err := c.m.pages.guard.Peek(ctx, keyEpoch+c.asked.target())
 		if err != nil || res.Value.Epoch == "" {
 			return nil, res, false

@@ -42,6 +42,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy.TTL, policy.Stale, policy.StaleIfError = indexTTL, time.Second, 0
 	policy.MaxBytes = 2*opts.MaxBody + 1<<20 // header, and the body in gzip
 	policy.Codec = httpcache.Codec{}
+	policy.Errors = travelling(policy.Errors)
 	g, err := guard.New[*httpcache.Page](store, opts.Name, policy)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		if g != nil {

@@ -59,6 +59,7 @@ type run struct {
 	goesAgain  bool // the handler is to be called again, without conditions
 	recording  bool
 	passing    bool // the response is for the requests that wait, and not stored
+	failure    bool // it is passing because it says that the handler failed
 	rfc        rfc9111.Options
 	d          rfc9111.Decision
 	tags       []string
@@ -103,7 +104,6 @@ var (
 	errRunTimedOut = errors.New("middleware: the run took longer than FetchTimeout")
 	errClosing     = errors.New("middleware: closed")
 	errOver        = errors.New("middleware: the handler has returned")
-	errNotWhole    = errors.New("middleware: the handler's response ended before it was whole")
 )
 
 // take makes the run the owner of a turn.

@@ -42,41 +42,12 @@ func newKeyer(o *Options) *keyer {
 	return k
 }
 
-// personalParts mark a header or query parameter as a credential if they are anywhere in
-// its name.
-var personalParts = []string{
-	"auth", "token", "secret", "apikey", "cookie", "password", "passwd", "credential", "signature", "session", "jwt", "bearer",
-}
-
-// personalWords do so as whole words of the name.
-var personalWords = map[string]bool{
-	"key": true, "sig": true, "sid": true, "user": true, "userid": true, "account": true, "tenant": true, "org": true, "organization": true,
-	"client": true, "uid": true, "member": true, "project": true, "workspace": true, "team": true, "behalf": true, "dpop": true,
-	"customer": true, "identity": true, "principal": true, "subject": true, "email": true, "clientid": true,
-	"impersonate": true, "pass": true, "pwd": true,
-}
-
-// looksPersonal judges a name in lower case.
-func looksPersonal(name string) bool {
-	for _, w := range personalParts {
-		if strings.Contains(name, w) {
-			return true
-		}
-	}
-	for w := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == '_' || r == '.' }) {
-		if personalWords[w] {
-			return true
-		}
-	}
-	return false
-}
-
 // isPersonal reports whether a header is a credential.
 func (k *keyer) isPersonal(header string) bool {
 	if says, ok := k.personal[textproto.CanonicalMIMEHeaderKey(header)]; ok {
 		return says
 	}
-	return looksPersonal(strings.ToLower(header))
+	return httpcache.PersonalHeader(header)
 }
 
 // credentials returns the names of a request's credential headers, sorted, and the
@@ -95,7 +66,7 @@ func (k *keyer) credentials(req *http.Request) (headers, params []string, any bo
 			if plain, err := url.QueryUnescape(name); err == nil {
 				name = plain
 			}
-			if looksPersonal(strings.ToLower(name)) {
+			if httpcache.PersonalParameter(name) {
 				params = append(params, part)
 			}
 		}

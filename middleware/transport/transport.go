@@ -63,7 +63,7 @@ func New(store cache.Store, o Options) (*Transport, error) {
 		TTL: indexTTL, Bypass: o.Bypass, FetchTimeout: o.FetchTimeout + wait,
 		WaitTimeout: o.WaitTimeout + wait, OnWaitTimeout: guard.StaleOrFetch,
 		WhenUnavailable: o.WhenUnavailable, MaxUnguarded: o.MaxUnguarded,
-		MaxBytes: most + maxHeader, Codec: httpcache.Codec{}, Errors: sentinels,
+		MaxBytes: most + maxHeader, Codec: httpcache.Codec{}, Errors: httpcache.StatusErrors(),
 		Near: o.Near, Observer: o.Observer,
 	})
 	if err := errors.Join(err, o.validate()); err != nil {
