@@ -88,7 +88,7 @@ func (c *call) begin(at *slot, opts ...guard.CallOption) (*httpcache.Page, guard
 		turn.Store(nil)
 		return nil, res, nil, nil
 	}
-	return nil, res, c.start(turn, *at, &client{w: c.out.w}), nil
+	return nil, res, c.start(turn, *at, newClient(c.out.w)), nil
 }
 
 // refresh starts a run in the background.
@@ -143,6 +143,8 @@ func (c *call) await(r *run) outcome {
 		select {
 		case <-r.ready:
 			return r.out
+		case i := <-r.client.hints:
+			r.client.write(i)
 		case <-c.asked.Context().Done():
 			return outcome{then: giveUp, err: context.Cause(c.asked.Context())}
 		case <-soft:
@@ -247,6 +249,7 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 		if rand.Uint32()%trustEvery == 0 {
 			c.m.pages.marks.trust(at.key())
 		}
+		c.m.pages.kept.use(at.page)
 		c.out.serve(p, res, age, "")
 	}
 	return true
@@ -355,9 +358,11 @@ func (c *call) start(turn *guard.Turn[*httpcache.Page], at slot, cl *client) *ru
 	}
 	r.take(turn)
 	stop := context.AfterFunc(c.m.ctx, func() { cancel(errClosing) })
+	timer := time.AfterFunc(c.m.fetchTimeout, r.tooLong)
 	go func() {
 		defer cancel(nil)
 		defer stop()
+		defer timer.Stop()
 		defer r.end()
 		for again := true; again; again = r.goAgain() {
 			r.serve()

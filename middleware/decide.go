@@ -160,7 +160,11 @@ func (r *run) recorded() decision {
 // requests that wait: a failure, or a page whose epoch is not known.
 func (r *run) store() {
 	body, ok := r.rec.Kept()
-	if !ok || !r.notOver() {
+	over := !r.notOver()
+	if !over && !ok {
+		r.turn.Release()
+	}
+	if over || !ok {
 		r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
 		return
 	}
@@ -184,6 +188,9 @@ func (r *run) store() {
 	}
 	stored := r.turn.Store(p)
 	r.publish(outcome{then: servePage, page: p, stored: stored, decision: r.recorded()})
+	if stored && !r.passing {
+		_ = r.m.pages.drop(r.m.ctx, r.m.pages.kept.add(r.at.page))
+	}
 }
 
 // page makes a page of a response that is whole.
@@ -252,18 +259,16 @@ func (r *run) validated() {
 	o := outcome{then: servePage, page: &p, decision: decision{
 		stored: true, fwdCode: http.StatusNotModified, ttl: p.Freshness.Left(p.Freshness.InitialAge),
 	}}
-	over := !r.notOver()
-	f := r.turn.Fill
-	if r.notShared() != "" || !slices.Equal(r.d.Vary, p.Vary) {
-		if r.misfits() {
-			o.then = runAlone
-		}
-		f.Private = true
-	} else {
-		f.Tags = append(f.Tags, r.tags...)
-		r.m.terms.Set(f, &p)
+	unfit := r.notShared() != "" || !slices.Equal(r.d.Vary, p.Vary)
+	if unfit && r.misfits() {
+		o.then = runAlone
 	}
-	if !over {
+	if r.notOver() {
+		f := r.turn.Fill
+		if f.Private = unfit; !unfit {
+			f.Tags = append(f.Tags, r.tags...)
+			r.m.terms.Set(f, &p)
+		}
 		o.stored = r.turn.Store(&p)
 	}
 	r.publish(o)
@@ -294,9 +299,8 @@ func (r *run) branch() {
 	}
 	// The tags keep the index from being stored if one of them was purged since the run
 	// began. The variant can't be reached then.
-	f := pages.Fill
-	f.TTL, f.StaleFor, f.Tags = indexTTL, guard.Off, append(f.Tags, r.tags...)
-	if !over {
+	if f := pages.Fill; !over {
+		f.TTL, f.StaleFor, f.Tags = indexTTL, guard.Off, append(f.Tags, r.tags...)
 		pages.Store(&httpcache.Page{Index: ix})
 	}
 }

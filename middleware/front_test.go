@@ -11,8 +11,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/middleware"
 )
 
@@ -35,11 +37,14 @@ func newFront(t *testing.T, o middleware.Options, h http.HandlerFunc) *front {
 func newFrontOn(t *testing.T, store cache.Store, o middleware.Options, h http.HandlerFunc) *front {
 	t.Helper()
 	f := &front{T: t}
+	if o.Policy == nil {
+		o.Policy = func(p *guard.Policy) { p.Beta = guard.Off } // refreshes at random would be runs at random
+	}
 	var err error
 	if f.m, err = middleware.New(store, o); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = f.m.Close() })
+	t.Cleanup(func() { _ = f.m.Close(); time.Sleep(time.Minute) }) // handlers return
 	f.h = f.m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.runs.Add(1)
 		f.count(1)

@@ -140,6 +140,17 @@ type Options struct {
 	// that accept it. Shared runs then get no Accept-Encoding.
 	Compress bool
 
+	// Invalidates says which pages a request with an unsafe method invalidates, by the status
+	// of its response, which is 2xx or 3xx. It must be quick. A handler that answers
+	// unauthorised requests so, by a redirect say, needs it. Default: AllPages (RFC 9111,
+	// 4.4), and NoPages if the response is a redirect to a login page, by its words.
+	Invalidates func(r *http.Request, status int) Scope
+	// MaxPages bounds the pages that this process keeps in the store, with all their
+	// variants. A further one takes the place of the one that this process has stored or
+	// served longest ago. It bounds the memory that unique queries take, and each bounds
+	// that of its own process. Default 0: none.
+	MaxPages int
+
 	// # How long a request waits
 
 	// FetchTimeout bounds a run that other requests wait for. A longer one goes on for its
@@ -265,6 +276,9 @@ func (o Options) validate() error {
 	}
 	if o.MaxVariants < 1 {
 		bad("MaxVariants is %d, must be at least 1", o.MaxVariants)
+	}
+	if o.MaxPages < 0 {
+		bad("MaxPages is %d, must not be negative", o.MaxPages)
 	}
 	if o.MaxAlone < 1 {
 		bad("MaxAlone is %d, must be at least 1", o.MaxAlone)

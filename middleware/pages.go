@@ -17,6 +17,7 @@ const indexTTL = time.Hour
 type pages struct {
 	guard  *guard.Guard[*httpcache.Page]
 	marks  *marks
+	kept   *kept
 	rounds int // bounds the changes of an index at the same time
 }
 
@@ -97,6 +98,21 @@ func (p *pages) forget(ctx context.Context, keys []string) error {
 	for _, key := range keys {
 		errs = append(errs, p.guard.Delete(ctx, key))
 		p.marks.remove(key)
+	}
+	return errors.Join(errs...)
+}
+
+// drop deletes pages with their variants.
+func (p *pages) drop(ctx context.Context, keys []string) error {
+	var errs []error
+	for _, key := range keys {
+		res, err := p.guard.Peek(ctx, key)
+		if err == nil && res.Value.Index != nil {
+			for _, suffix := range res.Value.Index.Suffixes() {
+				errs = append(errs, p.guard.Delete(ctx, key+"\n"+suffix))
+			}
+		}
+		errs = append(errs, p.guard.Delete(ctx, key))
 	}
 	return errors.Join(errs...)
 }

@@ -108,8 +108,35 @@ var (
 
 // take makes the run the owner of a turn.
 func (r *run) take(turn *guard.Turn[*httpcache.Page]) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.turn = turn
 	r.notOver = context.AfterFunc(turn.Context(), func() { r.turnOver(context.Cause(turn.Context())) })
+}
+
+// tooLong is called after FetchTimeout. A run whose header has come goes on for its client
+// alone, and its key is marked: the next herd would wait in vain as well.
+func (r *run) tooLong() {
+	r.mu.Lock()
+	headless, turn, notOver := r.status == 0, r.turn, r.notOver
+	r.mu.Unlock()
+	if !notOver() {
+		return
+	}
+	if headless {
+		r.publish(outcome{then: giveUp, err: guard.ErrFetchTimeout})
+		turn.Fail(guard.ErrFetchTimeout)
+		r.cancel(errRunTimedOut)
+		return
+	}
+	r.goPrivate()
+	r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
+	if r.hasUsable() {
+		turn.Fail(r.pausing(errUnshared))
+		return
+	}
+	turn.Fill.Private = true
+	turn.Store(nil)
 }
 
 // turnOver is called when the turn ends without the run's doing: at FetchTimeout, with

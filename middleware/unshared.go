@@ -76,7 +76,7 @@ func (r *run) passes(reason string) bool {
 func (r *run) yield(reason string) {
 	marks, key := r.m.pages.marks, r.at.key()
 	about := r.isAboutPage(reason)
-	usable := r.known != nil && r.known.UsableAt(r.known.Freshness.InitialAge+r.knownAge())
+	usable := r.hasUsable()
 	switch {
 	case usable && !about:
 		r.turn.Fail(r.pausing(errUnshared))
@@ -89,6 +89,11 @@ func (r *run) yield(reason string) {
 	}
 	r.turn.Fill.Private = true
 	r.turn.Store(nil)
+}
+
+// hasUsable reports whether a page is stored that may be served, by its own terms.
+func (r *run) hasUsable() bool {
+	return r.known != nil && r.known.UsableAt(r.known.Freshness.InitialAge+r.knownAge())
 }
 
 // isAboutPage reports whether a response that can't be shared says so of the page, and not

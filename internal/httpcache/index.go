@@ -70,6 +70,15 @@ func (ix *Index) Suffix(variant string) string {
 	return ix.Gen + variant
 }
 
+// Suffixes are the ends of the keys of all variants.
+func (ix *Index) Suffixes() []string {
+	all := make([]string, len(ix.Variants))
+	for i, v := range ix.Variants {
+		all[i] = ix.Suffix(bare(v))
+	}
+	return all
+}
+
 // Covers reports whether the keys under the index tell apart responses that vary on the
 // names. A nil index covers no names.
 func (ix *Index) Covers(names []string) bool {
