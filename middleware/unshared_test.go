@@ -180,7 +180,7 @@ func TestPageThatBecomesPrivateIsGivenUp(t *testing.T) {
 		})
 		f.ask("/")
 		private = true
-		time.Sleep(time.Second)
+		time.Sleep(1500 * time.Millisecond)
 		for range 2 {
 			f.is(f.ask("/"), 200, "private: false") // and it refreshes
 			time.Sleep(2 * time.Second)
