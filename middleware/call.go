@@ -313,7 +313,7 @@ func (c *call) pageKey() (string, error) {
 	if !c.asked.terms.epochs {
 		return c.asked.key(""), nil
 	}
-	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.target(), newEpoch)
+	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.page, newEpoch)
 	switch {
 	case err != nil:
 		return "", err

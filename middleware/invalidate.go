@@ -64,14 +64,14 @@ func (m *Middleware) forgetOwn(ctx context.Context, r *http.Request, u *url.URL)
 	if !a.terms.epochs {
 		return m.pages.forget(ctx, all)
 	}
-	res, err := m.pages.guard.Peek(ctx, keyEpoch+a.target())
+	res, err := m.pages.guard.Peek(ctx, keyEpoch+a.page)
 	switch {
 	case errors.Is(err, guard.ErrMiss):
 		return nil
 	case err != nil || res.Value.Epoch == "":
 		return errors.Join(err, m.pages.forget(ctx, all))
 	}
-	own := a.target() + "\n" + res.Value.Epoch + a.listed()
+	own := a.page + "\n" + res.Value.Epoch + a.listed()
 	return m.pages.forget(ctx, []string{keyShared + own, keyCredentialed + own})
 }
 

@@ -21,12 +21,15 @@ type asked struct {
 	site  *site
 	terms *terms
 	query string // the parameters that tell responses apart, sorted by name
+	page  string // the page's name: see target
 	// credentialed requests identify their user, and share only with each other.
 	credentialed bool
 }
 
 func newAsked(s *site, r *http.Request, t *terms) *asked {
-	return &asked{Request: endToEnd(r), site: s, terms: t, query: s.query(r.URL.RawQuery), credentialed: t.headers.identifies(r)}
+	a := &asked{Request: endToEnd(r), site: s, terms: t, query: s.query(r.URL.RawQuery), credentialed: t.headers.identifies(r)}
+	a.page = target(scheme(r), s.host(r.Host), pathOf(r), a.query)
+	return a
 }
 
 // endToEnd returns a request without the fields that it names in Connection, which are for
@@ -51,17 +54,13 @@ func endToEnd(r *http.Request) *http.Request {
 	return &r2
 }
 
-func (a *asked) target() string {
-	return target(scheme(a.Request), a.site.host(a.Host), pathOf(a.Request), a.query)
-}
-
 // key is the guard's key of the page. epoch is empty if there are none.
 func (a *asked) key(epoch string) string {
 	kind := keyShared
 	if a.credentialed {
 		kind = keyCredentialed
 	}
-	key := kind + a.target()
+	key := kind + a.page
 	if epoch != "" {
 		key += "\n" + epoch + a.listed()
 	}
