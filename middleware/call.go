@@ -61,7 +61,7 @@ func (c *call) round(key string) bool {
 		c.out.varies = true
 		at.ix, at.variant = ix, rfc9111.VariantKey(ix.Names, c.asked.varying(ix.Names))
 		if 4*len(ix.Variants) >= 3*c.m.opts.MaxVariants && ix.Contains(at.variant) {
-			c.m.pages.marks.use(key, at.variant) // it is not to be the next that is dropped
+			c.m.pages.marks.Use(key, at.variant) // it is not to be the next that is dropped
 		}
 		p, res, r, err = c.begin(&at)
 	}
@@ -76,7 +76,7 @@ func (c *call) round(key string) bool {
 func (c *call) begin(at *slot, opts ...guard.CallOption) (*httpcache.Page, guard.Result[*httpcache.Page], *run, error) {
 	key := at.key()
 	c.out.event.key, c.marked = key, key
-	if c.m.pages.marks.has(key) {
+	if c.m.pages.marks.Has(key) {
 		return nil, guard.Result[*httpcache.Page]{}, nil, nil
 	}
 	res, turn, err := c.m.pages.guard.Begin(c.asked.runContext(), key, c.refresh(*at), opts...)
@@ -84,7 +84,7 @@ func (c *call) begin(at *slot, opts ...guard.CallOption) (*httpcache.Page, guard
 	case turn == nil:
 		return res.Value, res, nil, err
 	case turn.Alone():
-		c.m.pages.marks.remember(key, c.out.event.began, turn.Fill.TTL)
+		c.m.pages.marks.Remember(key, c.out.event.began, turn.Fill.TTL)
 		turn.Store(nil)
 		return nil, res, nil, nil
 	}
@@ -178,7 +178,7 @@ func (c *call) settle(at *slot, p *httpcache.Page, res guard.Result[*httpcache.P
 	switch {
 	case errors.As(err, &status) && status.page != nil && c.asked.mayPass(status.page):
 		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
-	case errors.Is(err, errUnshared), errors.Is(err, errNotWhole), status != nil && status.page != nil, isRefusal(err):
+	case errors.Is(err, httpcache.ErrUnshared), errors.Is(err, httpcache.ErrNotWhole), status != nil && status.page != nil, isRefusal(err):
 		return c.retry(err)
 	case err != nil:
 		c.out.fail(err, nil)
@@ -204,17 +204,17 @@ func isRefusal(err error) bool {
 func (c *call) retry(err error) bool {
 	_, paused := guard.PauseOf(err)
 	switch {
-	case paused && !errors.Is(err, errNotWhole):
+	case paused && !errors.Is(err, httpcache.ErrNotWhole):
 		c.out.runAlone() // the page is not fetched for a while
 		return true
 	case !c.again:
 		c.again = true
 		var remote *guard.RemoteError
-		if errors.As(err, &remote) && errors.Is(err, errUnshared) {
-			c.m.pages.marks.strike(c.marked) // the run's process has counted its own
+		if errors.As(err, &remote) && errors.Is(err, httpcache.ErrUnshared) {
+			c.m.pages.marks.Strike(c.marked) // the run's process has counted its own
 		}
 		return false
-	case errors.Is(err, errNotWhole):
+	case errors.Is(err, httpcache.ErrNotWhole):
 		c.out.fail(err, nil)
 		return true
 	}
@@ -247,7 +247,7 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 		c.out.notStored()
 	default:
 		if rand.Uint32()%trustEvery == 0 {
-			c.m.pages.marks.trust(at.key())
+			c.m.pages.marks.Trust(at.key())
 		}
 		c.m.pages.kept.use(at.page)
 		c.out.serve(p, res, age, "")
@@ -279,7 +279,7 @@ func (c *call) reload(at *slot, old *stalePage, why rfc9111.Fwd) bool {
 	switch {
 	case r != nil:
 		return c.follow(r)
-	case err != nil && !errors.Is(err, errUnshared) && !isRefusal(err) && c.asked.Context().Err() == nil &&
+	case err != nil && !errors.Is(err, httpcache.ErrUnshared) && !isRefusal(err) && c.asked.Context().Err() == nil &&
 		rfc9111.MayServeOnError(old.page.Freshness, old.age, c.says):
 		c.out.serve(old.page, old.res, old.age, "error")
 		return true

@@ -181,7 +181,7 @@ func (r *run) store() {
 	case r.passing:
 		f.TTL, f.StaleFor = 0, guard.Off
 	default:
-		r.m.pages.marks.trust(r.at.key())
+		r.m.pages.marks.Trust(r.at.key())
 		r.enlist()
 		f.Tags = append(f.Tags, r.tags...)
 		r.m.terms.Set(f, p)
@@ -328,7 +328,7 @@ func (r *run) enlist() {
 			return
 		}
 		for len(ix.Variants) >= r.m.opts.MaxVariants {
-			dropped = append(dropped, ix.Drop(r.m.pages.marks.used(r.at.page)))
+			dropped = append(dropped, ix.Drop(r.m.pages.marks.Used(r.at.page)))
 		}
 		ix.Variants = append(ix.Variants, variant)
 	}, func() {

@@ -27,7 +27,7 @@ func (a *reply) fail(err error, r *run) {
 	switch {
 	case errors.Is(err, guard.ErrReentrant):
 		a.pass(rfc9111.FwdBypass, "private")
-	case errors.As(err, &panicked), errors.Is(err, errNotWhole):
+	case errors.As(err, &panicked), errors.Is(err, httpcache.ErrNotWhole):
 		if r != nil {
 			abort(a, r)
 		}

@@ -44,7 +44,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy.TTL, policy.Stale, policy.StaleIfError = indexTTL, time.Second, 0
 	policy.MaxBytes = 2*opts.MaxBody + 1<<20 // header, and the body in gzip
 	policy.Codec = httpcache.Codec{}
-	policy.Errors = travelling(policy.Errors)
+	policy.Errors = httpcache.Errors(policy.Errors)
 	fetchTimeout := cmp.Or(policy.FetchTimeout, opts.FetchTimeout)
 	policy.FetchTimeout = fetchTimeout + timeoutGrace
 	g, err := guard.New[*httpcache.Page](store, opts.Name, policy)
@@ -56,7 +56,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	}
 	m := &Middleware{
 		opts: opts, site: newSite(&opts), tags: tagger{opts.TagHeaders, opts.Tags, len(policy.Tags)},
-		pages: &pages{g, newMarks(), newKept(opts.MaxPages), opts.MaxVariants + maxRounds}, terms: httpcache.Terms{Keep: opts.KeepFor},
+		pages: &pages{g, httpcache.NewNotes(), newKept(opts.MaxPages), opts.MaxVariants + maxRounds}, terms: httpcache.Terms{Keep: opts.KeepFor},
 		softTimeout: policy.SoftTimeout, fetchTimeout: fetchTimeout, aloneSlots: make(chan struct{}, opts.MaxAlone),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())

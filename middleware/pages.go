@@ -16,7 +16,7 @@ const indexTTL = time.Hour
 // pages are the entries of the store, apart from how they come about.
 type pages struct {
 	guard  *guard.Guard[*httpcache.Page]
-	marks  *marks
+	marks  *httpcache.Notes
 	kept   *kept
 	rounds int // bounds the changes of an index at the same time
 }
@@ -97,7 +97,7 @@ func (p *pages) forget(ctx context.Context, keys []string) error {
 	var errs []error
 	for _, key := range keys {
 		errs = append(errs, p.guard.Delete(ctx, key))
-		p.marks.remove(key)
+		p.marks.Remove(key)
 	}
 	return errors.Join(errs...)
 }
@@ -139,8 +139,8 @@ func (p *pages) expire(ctx context.Context, keys []string) error {
 // them could be shared. The next run is stored. The response itself is not: its run had no
 // lease, and a purge may have come since it began.
 func (p *pages) lift(ctx context.Context, key string, began time.Time) {
-	if p.marks.toLift(key, began) {
+	if p.marks.ToLift(key, began) {
 		_ = p.guard.Delete(context.WithoutCancel(ctx), key)
-		p.marks.remove(key)
+		p.marks.Remove(key)
 	}
 }

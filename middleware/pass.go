@@ -74,7 +74,7 @@ func asReceived(r *http.Request) *http.Request {
 func (a *reply) passed(w *passWriter) {
 	a.event.Status, a.event.Bytes = w.status, w.n
 	if !w.returned {
-		a.event.Err = errNotWhole // the handler panicked
+		a.event.Err = httpcache.ErrNotWhole // the handler panicked
 	}
 }
 

@@ -132,7 +132,7 @@ func (r *run) tooLong() {
 	r.goPrivate()
 	r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
 	if r.hasUsable() {
-		turn.Fail(r.pausing(errUnshared))
+		turn.Fail(r.pausing(httpcache.ErrUnshared))
 		return
 	}
 	turn.Fill.Private = true
@@ -391,7 +391,7 @@ func (r *run) endResponse() error {
 	case r.aborted && r.panicked != nil && r.panicked != http.ErrAbortHandler:
 		return &panicError{r.panicked}
 	case r.aborted && !r.hijacked, r.status == 0:
-		return errNotWhole
+		return httpcache.ErrNotWhole
 	case !r.hijacked:
 		r.trailer = r.trailers()
 	}

@@ -101,7 +101,7 @@ func knowLength(h http.Header, r *run, n int) {
 // abort ends the client's connection with the handler's own panic, so that the server
 // logs it as it would without a cache.
 func abort(a *reply, r *run) {
-	a.event.Err = errNotWhole
+	a.event.Err = httpcache.ErrNotWhole
 	if r.panicked != nil && r.panicked != http.ErrAbortHandler {
 		panic(fmt.Sprintf("%v [recovered by stampede/middleware]\n\n%s", r.panicked, r.stack))
 	}

@@ -1,7 +1,6 @@
 package middleware
 
 import (
-	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -29,22 +28,6 @@ func (e *statusError) Error() string {
 
 // Unwrap returns the error that stands for the status in other processes.
 func (e *statusError) Unwrap() error { return httpcache.StatusError(e.status) }
-
-// Errors of runs that answer none of the requests that waited for them.
-var (
-	errUnshared = errors.New("middleware: the response of the run was for its client alone")
-	errNotWhole = errors.New("middleware: the handler's response ended before it was whole")
-)
-
-// travelling are the errors that other processes recognise (guard.Policy.Errors).
-func travelling(more map[string]error) map[string]error {
-	all := httpcache.StatusErrors()
-	all["http-unshared"], all["http-not-whole"] = errUnshared, errNotWhole
-	for name, err := range more {
-		all[name] = err
-	}
-	return all
-}
 
 // refreshPause is the pause after a refresh in the background whose response can't be
 // shared, in which the stale page is served on.
@@ -79,11 +62,11 @@ func (r *run) yield(reason string) {
 	usable := r.hasUsable()
 	switch {
 	case usable && !about:
-		r.turn.Fail(r.pausing(errUnshared))
+		r.turn.Fail(r.pausing(httpcache.ErrUnshared))
 		return
-	case usable || !about && !r.asked.credentialed || marks.get(key).trusted:
-		if before := marks.strike(key); before.strikes == 0 {
-			r.turn.Fail(r.pausing(errUnshared)) // the next one tells
+	case usable || !about && !r.asked.credentialed || marks.Get(key).Trusted:
+		if before := marks.Strike(key); before.Strikes == 0 {
+			r.turn.Fail(r.pausing(httpcache.ErrUnshared)) // the next one tells
 			return
 		}
 	}

@@ -3,12 +3,19 @@ package httpcache
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 )
 
 // ErrRejected is wrapped by every error that StatusError returns. It also stands for a
 // failure whose status has no error of its own.
 var ErrRejected = errors.New("httpcache: the answer was a failure")
+
+// Errors of runs and calls that answer none of the requests that waited for them.
+var (
+	ErrUnshared = errors.New("httpcache: the response is for the client of its run alone")
+	ErrNotWhole = errors.New("httpcache: the response ended before it was whole")
+)
 
 var statusErrors = map[int]error{}
 
@@ -29,13 +36,14 @@ func StatusError(status int) error {
 	return ErrRejected
 }
 
-// StatusErrors are the errors of all statuses, by the names under which they travel to other
-// processes (guard.Policy.Errors).
-func StatusErrors() map[string]error {
-	all := map[string]error{"http-rejected": ErrRejected}
+// Errors are those that other processes recognise, by the names under which they travel
+// (guard.Policy.Errors), with more of them.
+func Errors(more map[string]error) map[string]error {
+	all := map[string]error{"http-rejected": ErrRejected, "http-unshared": ErrUnshared, "http-not-whole": ErrNotWhole}
 	for status, err := range statusErrors {
 		all[fmt.Sprint("http-", status)] = err
 	}
+	maps.Copy(all, more)
 	return all
 }
 
