@@ -411,7 +411,7 @@ func (c *call) branch(op *opening, dec decision, indexed *httpcache.Page) {
 			storeIndex(page, ix)
 		}
 	} else {
-		under = c.turn.Also(x.t.keys.variant(x.key, ix, x.own()), guard.MaxAge(0))
+		under = c.turn.Also(x.t.keys.variant(x.key, ix, x.varying()), guard.MaxAge(0))
 	}
 	if under == nil {
 		op.stored, op.detail = false, "vary"
