@@ -29,8 +29,10 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	c := &call{m: m, asked: a.asked, says: a.says, out: a}
 	alone := c.says.NoStore || hasPrecondition(c.asked.Header)
 	if alone || r.Method == http.MethodHead || c.says.OnlyIfCached || c.says.MaxStale.Set {
+		served, stored := c.lookUp()
+		alone = alone || stored && r.Method == http.MethodHead // only a herd without a page is worth a GET
 		switch {
-		case c.lookUp():
+		case served:
 			return
 		case c.says.OnlyIfCached:
 			a.notStored()
