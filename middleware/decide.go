@@ -95,7 +95,7 @@ func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
 		return string(d.Reason)
 	case a.credentialed && !d.Control.SaysShared():
 		return "personal"
-	case a.credentialed && needsValidation(d.Freshness):
+	case a.credentialed && needsValidation(d):
 		return "always-validated"
 	case !tagsFit:
 		return "tags"
@@ -103,12 +103,14 @@ func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
 	return ""
 }
 
-// needsValidation reports whether a response must be validated before each use. A handler
-// may tell users apart by the validation alone, with the same Cache-Control for all: each
-// validation is made with the credentials of its request.
-func needsValidation(f rfc9111.Freshness) bool {
+// needsValidation reports whether a response says that it must be validated before each use.
+// A handler may tell users apart by the validation alone, with the same Cache-Control for
+// all: each validation is made with the credentials of its request. Options.Stale does not
+// change what the response says.
+func needsValidation(d *rfc9111.Decision) bool {
+	f := d.Freshness
 	verdict, _ := rfc9111.MayServe(f, f.InitialAge, rfc9111.RequestControl{})
-	return verdict == rfc9111.Validate
+	return verdict == rfc9111.Validate || verdict == rfc9111.ServeAndRefresh && !d.Control.StaleWhileRevalidate.Set
 }
 
 // misfits reports whether the response varies on a header of the client's that the run was
