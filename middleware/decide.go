@@ -11,7 +11,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// A decision is what a run's header has led to, as far as Cache-Status tells it.
+// A decision is the result of a run's header, as far as Cache-Status tells it.
 type decision struct {
 	fwd     rfc9111.Fwd
 	stored  bool
@@ -20,7 +20,7 @@ type decision struct {
 	fwdCode int // the handler's answer to a validation
 }
 
-// decide says what becomes of a response whose header is there. It is called once, by the
+// decide decides about a response at its header. It is called once, by the
 // handler's first write.
 func (r *run) decide() {
 	if r.asksStale && r.status == http.StatusNotModified {
@@ -106,7 +106,7 @@ func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
 // needsValidation reports whether a response says that it must be validated before each use.
 // A handler may tell users apart by the validation alone, with the same Cache-Control for
 // all: each validation is made with the credentials of its request. Options.Stale does not
-// change what the response says.
+// change the response's statement.
 func needsValidation(d *rfc9111.Decision) bool {
 	f := d.Freshness
 	verdict, _ := rfc9111.MayServe(f, f.InitialAge, rfc9111.RequestControl{})

@@ -43,7 +43,7 @@ type Options struct {
 	Name string
 	// Near keeps responses in this process as well. Default none.
 	Near guard.Near
-	// WhenUnavailable says what happens while the store can't be reached. Default
+	// WhenUnavailable selects the behaviour while the store can't be reached. Default
 	// guard.FailOpen: each process shares runs among its own requests, and stores nothing.
 	WhenUnavailable guard.WhenUnavailable
 	// Observer gets the guard's events. Default none.
@@ -79,7 +79,7 @@ type Options struct {
 	// # Which requests share
 
 	// Host is the name of the site, with its port if it needs one, if the site is the same
-	// by whatever name it is asked for. It replaces the request's host in keys, in shared
+	// by any name that it is asked for. It replaces the request's host in keys, in shared
 	// runs and in Purge. Default: each host is a site of its own.
 	Host string
 	// Query lists the query parameters that tell responses apart, by their decoded names.
@@ -164,7 +164,7 @@ type Options struct {
 	// MaxAlone bounds the runs of RunAlone in this process. Default 32.
 	MaxAlone int
 
-	// # What is said to clients, and heard of them
+	// # Directives and reports
 
 	// IgnoreRequestDirectives ignores the Cache-Control of requests, by which clients can ask
 	// for a run of the handler, except for no-store.

@@ -23,8 +23,8 @@ var _ guard.Budget = (*budget.Budget)(nil) // the type that HostPolicy.Budget is
 type Options struct {
 	// # The calls
 
-	// Base makes the calls. The transport does not see what Base adds to them: if it signs
-	// requests, or has a client certificate, the upstream answers it as somebody, and
+	// Base makes the calls. The transport does not see additions by Base: if it signs
+	// requests, or has a client certificate, the upstream answers it as a user, and
 	// transports for others need another Name, or they share its responses. An adder of
 	// credentials (an oauth2.Transport, say) should have this transport as its base, and not
 	// the other way round. Default [http.DefaultTransport].
@@ -38,13 +38,13 @@ type Options struct {
 	// MaxPause bounds the pause that an upstream may ask for (Retry-After). Default 15 min.
 	MaxPause time.Duration
 
-	// # What is stored, and for whom
+	// # Storing and sharing
 
 	// Name tells transports on one store apart, and is part of their keys. Transports of the
 	// same name share their entries, so it is the same in all processes of a fleet: letters,
 	// digits and "._-". Default "transport".
 	Name string
-	// Shared lets requests share whatever their credentials, by the rules of shared caches: a
+	// Shared lets requests share across credentials, by the rules of shared caches: a
 	// response to a request with credentials is stored only if it says public or s-maxage,
 	// and a private one never. A pause that the upstream asks one user for is that user's,
 	// in this process. Default: requests share only with requests
@@ -82,13 +82,13 @@ type Options struct {
 
 	// # Without Redis
 
-	// WhenUnavailable says what happens while Redis can't be reached. Default
+	// WhenUnavailable selects the behaviour while Redis can't be reached. Default
 	// [guard.FailOpen]: each process calls for itself, once for identical requests.
 	WhenUnavailable guard.WhenUnavailable
 	// MaxUnguarded bounds the calls of a process at such a time. Default 256.
 	MaxUnguarded int
 
-	// # What is told
+	// # Reports
 
 	// CacheStatus is the cache's name in the Cache-Status of responses. Default "stampede".
 	CacheStatus string

@@ -100,7 +100,7 @@ func (t *Transport) policyFor(req *http.Request) *HostPolicy {
 	return t.opts.policyOf(httpcache.CanonicalHost(req.URL.Scheme, req.URL.Host))
 }
 
-// Purge deletes what is stored for a GET or HEAD of the request's URL and credentials.
+// Purge deletes the responses that are stored for a GET or HEAD of the request's URL and credentials.
 // The response of a call that is under way will not be stored. Errors as of
 // [guard.Guard.Delete].
 func (t *Transport) Purge(req *http.Request) error { return t.forget(req, t.policyFor(req)) }
