@@ -254,7 +254,7 @@ func (b *backlog) carryOut(ctx context.Context) (left int, err error) {
 			b.mu.Lock()
 			since := b.since
 			b.mu.Unlock()
-			b.e.events.report(ctx, cache.QueueCarriedOut, Event{Size: done, Duration: time.Since(since)})
+			b.e.events.report(ctx, cache.QueueCarriedOut, cache.Event{Size: done, Duration: time.Since(since)})
 		}
 		if err != nil || done == 0 {
 			break
