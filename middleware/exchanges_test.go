@@ -187,7 +187,7 @@ func (run *exchangeRun) shareable(o *middleware.Options) bool {
 	switch {
 	case has("no-store"), has("private") && !has(`private="X-Mark"`), strings.Contains(run.says.Get("Vary"), "*"):
 		return false
-	case run.says.Get("Set-Cookie") != "" && !(o.StoreSetCookie && says) && !has(`no-cache="Set-Cookie"`):
+	case run.says.Get("Set-Cookie") != "" && (!o.StoreSetCookie || !says) && !has(`no-cache="Set-Cookie"`):
 		return false
 	case run.identity != "":
 		return says && !has("no-cache") && !strings.Contains(cc, "max-age=0")

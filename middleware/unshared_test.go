@@ -218,7 +218,7 @@ func TestFailureIsSharedByEqualRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFront(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(100 * time.Millisecond)
-			http.Error(w, "no "+r.Header.Get("Accept"), 403)
+			http.Error(w, "no "+r.Header.Get("Accept"), http.StatusForbidden)
 		})
 		for range 10 {
 			go f.send(t.Context(), "/", "Accept: a")
