@@ -44,8 +44,8 @@ type Backend interface {
 	Release(ctx context.Context, h Hold) (bool, error)
 	// Inspect tells about a lock that may have several holders.
 	Inspect(ctx context.Context, name string, holders int) (State, error)
-	// Watch sends when a waiter should ask again: after a release, or when one may have been
-	// missed. The channel has room for one, and is never closed. Where there is nothing to
+	// Watch sends when a waiter should ask again: after the release of a holder because of
+	// which an Acquire was refused, or when a release may have been missed. The channel has room for one, and is never closed. Where there is nothing to
 	// subscribe to it is nil, and waiters poll. Call stop once.
 	Watch(name string) (changed <-chan struct{}, stop func())
 }

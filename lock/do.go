@@ -33,7 +33,7 @@ func (l *Locker) do(ctx context.Context, name string, t terms, f func(context.Co
 			err = joined(ErrLost, err)
 		}
 	}()
-	return f(k.ctx, k)
+	return f(k.Context(), k)
 }
 
 // leadAgain is the longest pause of Lead between two terms.

@@ -257,15 +257,12 @@ func TestForeignValueIsNamed(t *testing.T) {
 	client := server.Client()
 	l := newLocker(t, lock.Options{}, lock.On(redisStore(t, server)))
 	ctx := within(t)
-	for _, name := range []string{"lock", "fence", "job"} {
+	for _, name := range []string{"lock", "fence"} {
 		key := "test:{!l:" + name + "}:" + name
 		for kind, set := range map[string]func() error{
 			"string": func() error { return client.Set(ctx, key, "foreign", 0).Err() },
 			"list":   func() error { return client.LPush(ctx, key, "foreign").Err() },
 		} {
-			if name == "job" && kind == "list" {
-				continue // it is left as it is, and attempts are not counted
-			}
 			client.FlushAll(ctx)
 			if err := set(); err != nil {
 				t.Fatal(err)
@@ -282,6 +279,11 @@ func TestForeignValueIsNamed(t *testing.T) {
 				t.Errorf("%s with a %s: left %q", name, kind, n)
 			}
 		}
+	}
+	client.Set(ctx, "test:{!w:jobs:j}:job", "foreign", 0)
+	w := newWorker(t, redisStore(t, server), lock.WorkerPolicy{})
+	if _, err := w.TryDo(ctx, "j", func(context.Context, *lock.Attempt) error { return nil }); !errors.Is(err, lock.ErrForeign) {
+		t.Errorf("TryDo of a job: %v", err)
 	}
 	p := newLocker(t, lock.Options{}, lock.Plain(client))
 	client.LPush(ctx, "plain", "foreign")

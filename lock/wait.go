@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -62,7 +63,7 @@ type asker struct {
 	name  string
 	terms terms
 	began time.Time
-	me    *waiter
+	me    waiter
 
 	looks   int
 	last    error // the last refusal
@@ -78,28 +79,15 @@ type asker struct {
 // run asks until the lock is granted or there is no more hope.
 func (a *asker) run(ctx context.Context) (*Lock, error) {
 	l := a.l
-	var end <-chan time.Time
 	if a.terms.wait {
-		a.me = l.join(a.name)
-		defer l.leave(a.name, a.me)
-		if l.opts.Wait > 0 && !a.terms.forever {
-			timer := time.NewTimer(l.opts.Wait)
-			defer timer.Stop()
-			end = timer.C
-		}
-		select {
-		case <-a.me.turn:
-		default:
+		first := l.lines.join(a.name, &a.me)
+		defer l.lines.leave(a.name, &a.me)
+		for !first {
 			a.waits()
-			select {
-			case <-a.me.turn:
-			case <-end:
-				return a.gaveUp(&HeldError{Name: a.name})
-			case <-ctx.Done():
-				return a.gaveUp(a.ended(ctx))
-			case <-l.ctx.Done():
-				return a.gaveUp(ErrClosed)
+			if err := a.rest(ctx, math.MaxInt64); err != nil {
+				return a.gaveUp(err)
 			}
+			first = l.lines.isFirst(&a.me)
 		}
 	}
 	defer func() {
@@ -108,7 +96,7 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 		}
 	}()
 	for {
-		k, why := l.ask(ctx, a.name, a.suspect(), &a.terms)
+		k, why := ask(ctx, l, a.name, a.suspect(), &a.terms)
 		a.looks++
 		if why == nil {
 			a.waitEnds(nil)
@@ -116,33 +104,45 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 		}
 		a.last = why.err
 		pause, err := a.consider(why)
+		if err == nil {
+			err = a.rest(ctx, pause)
+		}
 		if err != nil {
 			return a.gaveUp(err)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-a.changed:
-		case <-a.nudges():
-		case <-end:
-			timer.Stop()
-			return a.gaveUp(a.last)
-		case <-ctx.Done():
-			timer.Stop()
-			return a.gaveUp(a.ended(ctx))
-		case <-l.ctx.Done():
-			timer.Stop()
-			return a.gaveUp(ErrClosed)
-		}
-		timer.Stop()
 	}
 }
 
-func (a *asker) nudges() <-chan struct{} {
-	if a.me == nil {
-		return nil
+// rest waits for a time, less if there is a reason to ask again. It returns an error if the
+// whole wait has ended.
+func (a *asker) rest(ctx context.Context, d time.Duration) error {
+	l := a.l
+	bounded := l.opts.Wait > 0 && !a.terms.forever
+	if bounded {
+		d = min(d, time.Until(a.began.Add(l.opts.Wait)))
 	}
-	return a.me.nudge
+	var woken <-chan struct{}
+	if a.terms.wait {
+		woken = l.lines.channel(&a.me)
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		if bounded && time.Since(a.began) >= l.opts.Wait {
+			if a.last == nil {
+				return &HeldError{Name: a.name}
+			}
+			return a.last
+		}
+	case <-a.changed:
+	case <-woken:
+	case <-ctx.Done():
+		return a.ended(ctx)
+	case <-l.ctx.Done():
+		return ErrClosed
+	}
+	return nil
 }
 
 // consider returns how long to wait before the next look, or the error to end with.
@@ -196,12 +196,12 @@ func (a *asker) watch() {
 	a.poll = min(firstPoll, a.l.opts.Retry)
 	var stops []func()
 	merged := make(chan struct{}, 1)
-	for _, b := range a.l.backends {
+	for _, b := range a.l.panel.backends {
 		changed, stop := b.Watch(a.name)
 		stops = append(stops, stop)
 		switch {
 		case changed == nil:
-		case len(a.l.backends) == 1:
+		case len(a.l.panel.backends) == 1:
 			a.changed = changed
 			a.poll = min(firstPollWatched, a.l.opts.Retry)
 		default:

@@ -221,7 +221,7 @@ func (w *Worker) attempt(ctx context.Context, job string, wait bool, f func(cont
 	case k.attempt > 1:
 		a.Previous = errors.New(string(k.previous))
 	}
-	return w.conclude(job, a, run(k.ctx, a, func(err error) { _, _ = w.conclude(job, a, err) }, f))
+	return w.conclude(job, a, run(k.Context(), a, func(err error) { _, _ = w.conclude(job, a, err) }, f))
 }
 
 func (w *Worker) ended(job string, j *store.Job) (Report, error) {
@@ -257,7 +257,7 @@ const maxCause = 1024
 func (w *Worker) conclude(job string, a *Attempt, err error) (Report, error) {
 	k := a.Lock
 	o := &jobOutcome{jobTerms: *k.terms, outcome: store.JobDone}
-	stopped := k.ctx.Err() != nil // the caller's context ended, or the lease was lost
+	stopped := k.Context().Err() != nil // the caller's context ended, or the lease was lost
 	switch {
 	case err != nil && stopped:
 		o.outcome = store.NoOutcome
@@ -268,7 +268,7 @@ func (w *Worker) conclude(job string, a *Attempt, err error) (Report, error) {
 			o.cause = []byte("(an error without a text)")
 		}
 	}
-	cause := context.Cause(k.ctx)
+	cause := context.Cause(k.Context())
 	released := k.report(o)
 	r := Report{Attempts: o.answer.Attempts}
 	switch {
@@ -297,7 +297,7 @@ func (k *Lock) report(o *jobOutcome) error {
 	h := k.hold()
 	h.job = o
 	for wait := 10 * time.Millisecond; o.outcome != store.NoOutcome; wait = min(2*wait, 500*time.Millisecond) {
-		held, err := l.release(context.Background(), h)
+		held, err := l.panel.release(context.Background(), h)
 		if err == nil {
 			k.concluded()
 			if !held {
@@ -326,10 +326,7 @@ func (k *Lock) concluded() {
 	}
 	k.cancel(errUnlocked)
 	k.round.finish()
-	k.l.forget(k)
-	close(k.released)
-	k.l.nudge(k.name)
-	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id), Duration: time.Since(k.granted)})
+	k.wasReleased(nil)
 }
 
 func (w *Worker) idempotencyKey(job string) string {
