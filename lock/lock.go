@@ -218,16 +218,23 @@ func (k *Lock) expireAfterLocked(d time.Duration) {
 
 // lose ends a lock that should still be held.
 func (k *Lock) lose(why error) {
+	if k.noteLoss() {
+		k.cancel(ErrLost)
+		k.l.observe(cache.LeaseLost, k.name, cache.Event{Token: cache.Token(k.id), Err: why})
+	}
+}
+
+// noteLoss ends the lock, and leaves its context to the caller. A process may be frozen in
+// between: see [Lock.check].
+func (k *Lock) noteLoss() bool {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.state != lockHeld {
-		k.mu.Unlock()
-		return
+		return false
 	}
 	k.state, k.cause = lockLost, ErrLost
 	k.stopLocked()
-	k.mu.Unlock()
-	k.cancel(ErrLost)
-	k.l.observe(cache.LeaseLost, k.name, cache.Event{Token: cache.Token(k.id), Err: why})
+	return true
 }
 
 func (k *Lock) stopLocked() {

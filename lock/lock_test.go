@@ -124,6 +124,40 @@ func TestContextEndsBeforeTTLWithoutRenewal(t *testing.T) {
 	})
 }
 
+func TestThawedHolderFindsContextEnded(t *testing.T) {
+	ls, _ := joined(t, lock.Options{}, 1)
+	for name, ended := range map[string]func(*lock.Lock, context.Context) bool{
+		"Err":   func(_ *lock.Lock, ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) },
+		"Done":  func(_ *lock.Lock, ctx context.Context) bool { return isClosed(ctx.Done()) },
+		"Lost":  func(k *lock.Lock, _ context.Context) bool { return isClosed(k.Lost()) },
+		"Valid": func(k *lock.Lock, _ context.Context) bool { return k.Valid() == 0 },
+		"Extend": func(k *lock.Lock, _ context.Context) bool {
+			return errors.Is(k.Extend(t.Context(), time.Hour), lock.ErrLost)
+		},
+		"Cause": func(_ *lock.Lock, ctx context.Context) bool {
+			return ctx.Err() != nil && errors.Is(context.Cause(ctx), lock.ErrLost)
+		},
+	} {
+		k := mustLock(t, ls[0], name)
+		ctx := k.Context() // taken before the process is frozen
+		if !lock.NoteLoss(k) || !ended(k, ctx) {
+			t.Errorf("%s: the lock is lost, and the holder goes on", name)
+		}
+		if err := k.Unlock(t.Context()); !errors.Is(err, lock.ErrLost) {
+			t.Errorf("%s: Unlock: %v", name, err)
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 func TestExtendProlongsLockWithoutRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls, _ := joined(t, lock.Options{TTL: time.Second, NoRenew: true}, 1)

@@ -15,16 +15,18 @@ import (
 	"github.com/stampedeguard/stampede/lock"
 )
 
-// A flaky backend can be made to answer nothing.
+// A flaky backend can be made to answer nothing. It counts the requests, and answers none after
+// far too many, so that a test in fake time ends.
 type flaky struct {
 	lock.Backend
-	away atomic.Bool
+	away  atomic.Bool
+	asked atomic.Int64
 }
 
 var errAway = errors.New("away")
 
 func (f *flaky) Acquire(ctx context.Context, r lock.Request) (lock.Grant, error) {
-	if f.away.Load() {
+	if f.asked.Add(1) > 5000 || f.away.Load() {
 		return lock.Grant{}, errAway
 	}
 	return f.Backend.Acquire(ctx, r)
@@ -101,6 +103,30 @@ func TestQuorumOutlivesMinority(t *testing.T) {
 		}
 		if err := k.Unlock(t.Context()); !errors.Is(err, lock.ErrLost) {
 			t.Errorf("Unlock: %v", err)
+		}
+	})
+}
+
+// A waiter gives the votes back that are no majority, and that wakes waiters.
+func TestSplitVotesDoNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		process := memories(t, 3)
+		flakies, backends := process()
+		for i, b := range backends[:2] { // two holders, of one vote each
+			r := lock.Request{Name: "n", ID: lock.ID{byte(i)}, TTL: 10 * time.Second, Holders: 1}
+			if g, err := b.Acquire(t.Context(), r); err != nil || !g.OK {
+				t.Fatalf("Acquire: %+v, %v", g, err)
+			}
+		}
+		_, others := process()
+		var wg sync.WaitGroup
+		for _, all := range [][]lock.Backend{backends, others} {
+			l := newLocker(t, lock.Options{}, all...)
+			wg.Go(func() { mustUnlock(t, mustLock(t, l, "n")) })
+		}
+		wg.Wait()
+		if n := flakies[2].asked.Load(); n > 500 {
+			t.Errorf("a waiter asked %d times in 10 s", n)
 		}
 	})
 }

@@ -84,7 +84,7 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 		defer l.lines.leave(a.name, &a.me)
 		for !first {
 			a.waits()
-			if err := a.rest(ctx, math.MaxInt64); err != nil {
+			if err := a.rest(ctx, math.MaxInt64, nil); err != nil {
 				return a.gaveUp(err)
 			}
 			first = l.lines.isFirst(&a.me)
@@ -104,8 +104,12 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 		}
 		a.last = why.err
 		pause, err := a.consider(why)
+		changed := a.changed
+		if why.again || why.own {
+			changed = nil // or waiters whose votes are split wake each other all the time
+		}
 		if err == nil {
-			err = a.rest(ctx, pause)
+			err = a.rest(ctx, pause, changed)
 		}
 		if err != nil {
 			return a.gaveUp(err)
@@ -115,7 +119,7 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 
 // rest waits for a time, less if there is a reason to ask again. It returns an error if the
 // whole wait has ended.
-func (a *asker) rest(ctx context.Context, d time.Duration) error {
+func (a *asker) rest(ctx context.Context, d time.Duration, changed <-chan struct{}) error {
 	l := a.l
 	bounded := l.opts.Wait > 0 && !a.terms.forever
 	if bounded {
@@ -135,7 +139,7 @@ func (a *asker) rest(ctx context.Context, d time.Duration) error {
 			}
 			return a.last
 		}
-	case <-a.changed:
+	case <-changed:
 	case <-woken:
 	case <-ctx.Done():
 		return a.ended(ctx)
@@ -157,7 +161,7 @@ func (a *asker) consider(why *refusal) (time.Duration, error) {
 		return 0, why.err
 	}
 	a.waits()
-	if why.again { // a random time separates Lockers whose votes were split
+	if why.again || why.own { // a random time separates Lockers whose votes were split
 		longest := min(time.Duration(a.looks)*splitPause, l.opts.Retry)
 		return time.Duration(rand.Int64N(int64(longest))), nil
 	}
