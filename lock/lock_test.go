@@ -260,7 +260,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"nil store":      {lock.Options{}, []lock.Backend{lock.On((*cache.Memory)(nil))}, "the store is nil"},
 		"nil client":     {lock.Options{}, []lock.Backend{lock.Plain(nil)}, "the client is nil"},
 		"negative":       {lock.Options{Wait: -1, Attempts: -1, Retry: -1, Drift: -1, Holders: -1}, []lock.Backend{b}, "Options.Holders is -1"},
-		"quorum of many": {lock.Options{Holders: 2}, []lock.Backend{b, lock.On(memoryStore(t)), lock.On(memoryStore(t))}, "a semaphore needs a single backend"},
+		"quorum of many": {lock.Options{Holders: 2}, []lock.Backend{b, lock.On(memoryStore(t)), lock.On(memoryStore(t))}, "a semaphore needs a single backend, as 3 holders could each have a majority of 2"},
 	} {
 		if l, err := lock.New(c.opts, c.backends...); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, %v", name, l, err)

@@ -28,6 +28,7 @@ type order struct {
 
 // A message is what a child tells: In and Out of a time in which it worked under the lock.
 type message struct {
+	ID      string // of the order
 	In, Out time.Time
 	Begins  bool   // it has just begun to work
 	Stopped bool   // it waits to be killed
@@ -130,7 +131,7 @@ func (c *contender) ours(clients []*redis.Client) error {
 
 // work tells when it began and ended: at the latest when ctx does.
 func (c *contender) work(ctx context.Context) {
-	m := message{In: time.Now()}
+	m := message{ID: c.o.ID, In: time.Now()}
 	c.parent.Tell(message{Begins: true})
 	if c.o.Stop {
 		c.stop()
