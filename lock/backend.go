@@ -18,7 +18,7 @@ func (id ID) IsZero() bool { return id == ID{} }
 // String is the ID in hexadecimal.
 func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
-// ParseID reads what [ID.String] wrote.
+// ParseID reads the text that [ID.String] wrote.
 func ParseID(s string) (ID, error) {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != len(ID{}) {
@@ -35,7 +35,7 @@ func ParseID(s string) (ID, error) {
 // gone, is no error. A backend never retries an Acquire of which it does not know the fate:
 // a lock that is granted late would have no holder.
 type Backend interface {
-	// Acquire grants the lock, or tells who holds it.
+	// Acquire grants the lock, or names a holder.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 	// Extend has the lock end TTL from now, and raises the fence to h.Fence if that is
 	// higher. It answers false if the ID does not hold the lock any more.
@@ -98,13 +98,13 @@ type Hold struct {
 	job *jobOutcome
 }
 
-// A State is what is known of a lock.
+// A State describes a lock.
 type State struct {
 	Holders []Holder
 	Fence   uint64 // of the last grant; 0: not known
 }
 
-// A Holder is who holds a lock.
+// A Holder is one holder of a lock.
 type Holder struct {
 	ID   ID            // zero: a client of another make
 	Left time.Duration // until the lock ends, unless it is renewed

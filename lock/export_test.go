@@ -1,6 +1,6 @@
 package lock
 
-// ParseRecord reads a lock's file, as Files does, and tells what it holds.
+// ParseRecord reads a lock's file, as Files does, and returns its content.
 func ParseRecord(b []byte) (fence uint64, holders int, err error) {
 	r, err := parseRecord(b)
 	return r.Fence, len(r.Holders), err

@@ -28,7 +28,7 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-// A fleetOrder is what a holder is told first.
+// A fleetOrder is the first word to a holder.
 type fleetOrder struct {
 	Addr string
 	TTL  time.Duration

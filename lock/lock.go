@@ -113,7 +113,7 @@ func (k *Lock) Valid() time.Duration {
 	return max(0, left(k.until))
 }
 
-// Status tells what each backend has last said of the lock.
+// Status returns the last answer of each backend about the lock.
 func (k *Lock) Status() []Vote {
 	k.mu.Lock()
 	votes := k.votes
@@ -325,8 +325,8 @@ func (k *Lock) hold() Hold { return Hold{Name: k.name, ID: k.id, Holders: k.l.op
 
 // Unlock gives the lock back. ErrLost: it was not held any more. Another error: no majority
 // answered, and the release is repeated in the background until the lock would have ended.
-// The release is carried out even if ctx has ended. Later calls return what the first one
-// did.
+// The release is carried out even if ctx has ended. Later calls return the error of
+// the first one.
 func (k *Lock) Unlock(ctx context.Context) error {
 	if ctx == nil {
 		return errNilContext

@@ -21,7 +21,7 @@ type Locker struct {
 	process [8]byte // the start of each ID
 	counter atomic.Uint64
 
-	detach func()          // ends what the observers were told of the Locker
+	detach func()          // tells the observers of the Locker's end
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 
@@ -62,8 +62,8 @@ func (l *Locker) Held() int {
 }
 
 // Close releases all locks of the Locker, ends their contexts with ErrClosed, and waits for
-// its goroutines. Later calls return ErrClosed. Close the Locker before what its backends
-// are made of.
+// its goroutines. Later calls return ErrClosed. Close the Locker before the stores
+// and clients of its backends.
 func (l *Locker) Close() error {
 	l.mu.Lock()
 	first := !l.closed

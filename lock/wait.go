@@ -106,7 +106,7 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 		pause, err := a.consider(why)
 		changed := a.changed
 		if why.again || why.own {
-			changed = nil // or waiters whose votes are split wake each other all the time
+			changed = nil // or waiters with split votes wake each other all the time
 		}
 		if err == nil {
 			err = a.rest(ctx, pause, changed)
@@ -161,7 +161,7 @@ func (a *asker) consider(why *refusal) (time.Duration, error) {
 		return 0, why.err
 	}
 	a.waits()
-	if why.again || why.own { // a random time separates Lockers whose votes were split
+	if why.again || why.own { // a random time separates Lockers with split votes
 		longest := min(time.Duration(a.looks)*splitPause, l.opts.Retry)
 		return time.Duration(rand.Int64N(int64(longest))), nil
 	}

@@ -32,7 +32,7 @@ type WorkerPolicy struct {
 	// NoTakeOver waits for the end of a dead worker's Lease. Otherwise it is replaced as soon
 	// as its process was not seen at two looks, 50 ms apart; see Options.TakeOver.
 	NoTakeOver bool
-	// Observer is told what Options.Observer is told, and JobDone, JobFailed, JobGaveUp. Key
+	// Observer is told the events of Options.Observer, and JobDone, JobFailed, JobGaveUp. Key
 	// is the job. Default none.
 	Observer cache.Observer
 }
@@ -115,7 +115,7 @@ func NewWorker(s cache.Store, name string, p WorkerPolicy) (*Worker, error) {
 // Close ends the worker: attempts under way have their contexts ended and count for nothing.
 func (w *Worker) Close() error { return w.l.Close() }
 
-// An Attempt is what a job's function is told.
+// An Attempt describes an attempt to the job's function.
 type Attempt struct {
 	// Number is 1, and one more for each attempt that failed or died.
 	Number int
@@ -253,7 +253,7 @@ func run(ctx context.Context, a *Attempt, unwinding func(error), f func(context.
 // maxCause bounds the text of an error that is remembered.
 const maxCause = 1024
 
-// conclude tells the store what became of an attempt.
+// conclude tells the store the outcome of an attempt.
 func (w *Worker) conclude(job string, a *Attempt, err error) (Report, error) {
 	k := a.Lock
 	o := &jobOutcome{jobTerms: *k.terms, outcome: store.JobDone}
@@ -350,7 +350,7 @@ func (s WorkState) String() string {
 	return [...]string{"free", "running", "failed", "done", "gave up"}[s]
 }
 
-// A Status is what is known of a job.
+// A Status describes a job.
 type Status struct {
 	State    WorkState
 	Attempts int           // that failed or died, and the one that succeeded

@@ -167,7 +167,7 @@ type outcome struct {
 // A span is an attempt, from acquired to its end or to the death of its process.
 type span struct{ from, to time.Time }
 
-// A fleet is the workers, and what they have told.
+// A fleet is the workers and their messages.
 type fleet struct {
 	addr     string
 	quiet    bool
