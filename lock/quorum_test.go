@@ -112,8 +112,8 @@ func TestSplitVotesDoNotSpin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		process := memories(t, 3)
 		flakies, backends := process()
-		for i, b := range backends[:2] { // two holders, of one vote each
-			r := lock.Request{Name: "n", ID: lock.ID{byte(i)}, TTL: 10 * time.Second, Holders: 1}
+		for i, b := range backends { // the third one is free soon
+			r := lock.Request{Name: "n", ID: lock.ID{1}, TTL: []time.Duration{10 * time.Second, 10 * time.Second, time.Second}[i], Holders: 1}
 			if g, err := b.Acquire(t.Context(), r); err != nil || !g.OK {
 				t.Fatalf("Acquire: %+v, %v", g, err)
 			}

@@ -15,14 +15,14 @@ func lockMutants() []Mutant {
 		script("lockextend", "lock: an extension does not compare the ID", "value and #value >= 25 and value:sub(1, 16) == ARGV[1]", "value", contract),
 		script("lockextend", "lock: an extension does not compare the fence", "if tonumber(ARGV[3]) > tonumber(redis.call('HMGET', KEYS[1], 'f')[1] or '0') then", "if true then", l2),
 		script("lock", "lock: a fence does not rise", "redis.pcall('HINCRBY', KEYS[1], 'f', 1)", "redis.pcall('HINCRBY', KEYS[1], 'f', 0)", l2),
-		script("lock", "lock: a lock has no TTL", "redis.call('SET', KEYS[2], value, 'NX', 'PX', ttl)", "redis.call('SET', KEYS[2], value, 'NX')", l3),
+		script("lock", "lock: a lock outlives its TTL", "redis.call('SET', KEYS[2], value, 'NX', 'PX', ttl)", "redis.call('SET', KEYS[2], value, 'NX', 'PX', ttl * 3)", l3),
 		script("lock", "lock: a restarted server votes", "if left > 0 then", "if false then", Test("lock", "TestRestartedServersAbstain")),
 		script("lock", "lock: a dead holder is replaced unasked", "if dead and other:sub(1, 16) == ARGV[4] then", "if dead then", Test("lock", "TestFleetWaitsForKilledHolderWithoutTakeOver")),
 		in("lock", "lock: no drift", "k.until = sent.Add(k.ttl - l.opts.drift(k.ttl))", "k.until = sent.Add(k.ttl)", l1),
 		in("lock", "lock: a quorum of N/2", "quorum: len(backends)/2 + 1}", "quorum: len(backends) / 2}", l1),
 		in("lock", "lock: fences of a majority are not raised", "	if differ {\n", "	if false {\n", Test("lock", "TestFencesRiseWhenMajorityChanges")),
 		in("lock", "lock: split votes wake each other", "		if why.again || why.own {\n			changed = nil", "		if false {\n			changed = nil", Test("lock", "TestSplitVotesDoNotSpin")),
-		in("lock", "lock: a thawed holder's context goes on", "	} else if cause != nil {\n		k.cancel(cause)\n	}", "	}", Test("lock", "TestThawedHolderFindsContextEnded")),
+		in("lock", "lock: a thawed holder's context goes on", "	} else if cause != nil {\n		k.cancel(cause)\n	}", "	} else if cause != nil {\n		_ = cause\n	}", Test("lock", "TestThawedHolderFindsContextEnded")),
 		lost,
 	}
 }

@@ -16,10 +16,11 @@ import (
 )
 
 const (
-	lockTTL   = 300 * ms
-	lockPoll  = 20 * ms
+	lockTTL   = 3 * time.Second
+	lockPoll  = 100 * ms
+	lockLook  = 10 * ms // between two looks at all locks
 	lockNames = 2
-	lockTime  = 8 * time.Second // of a seed, before the network heals
+	lockTime  = 6 * lockTTL // of a seed, before the network heals
 )
 
 // A lockPlan is the setting of one seed.
@@ -104,7 +105,8 @@ func (w *lockWorld) run(t *testing.T) {
 		w.plan.clocks = append(w.plan.clocks, []float64{1 / 1.009, 1, 1.1}[w.rng.IntN(3)])
 	}
 	stopped := make(chan struct{})
-	go w.watch(stopped)
+	var watching sync.WaitGroup
+	watching.Go(func() { w.watch(stopped) })
 	for i := range 4 {
 		w.processes.Go(func() { w.process(t, i) })
 	}
@@ -115,6 +117,7 @@ func (w *lockWorld) run(t *testing.T) {
 	w.processes.Wait()
 	w.atTheEnd(t)
 	close(stopped)
+	watching.Wait()
 }
 
 // serve opens a place for locks.
@@ -164,13 +167,13 @@ func (w *lockWorld) join() (all []locks.Backend, links []*link) {
 	return all, links
 }
 
-// watch looks at all locks, each millisecond.
+// watch looks at all locks again and again.
 func (w *lockWorld) watch(stopped chan struct{}) {
 	for {
 		select {
 		case <-stopped:
 			return
-		case <-time.After(ms):
+		case <-time.After(lockLook):
 		}
 		w.mu.Lock()
 		w.steps++
@@ -245,7 +248,7 @@ func (w *lockWorld) process(t *testing.T, i int) {
 
 // turn takes a lock and does something with it. It reports false if the process has died.
 func (w *lockWorld) turn(l *locks.Locker, links []*link) (alive bool) {
-	name := fmt.Sprint("n", w.upTo(lockNames))
+	name := fmt.Sprint("n", int(w.upTo(lockNames)))
 	time.Sleep(w.upTo(lockTTL / 4))
 	before := w.lastFence(name)
 	ctx, cancel := context.WithTimeout(context.Background(), lockTTL)
@@ -282,33 +285,52 @@ func (w *lockWorld) turn(l *locks.Locker, links []*link) (alive bool) {
 	for end := time.Now().Add(w.upTo(2 * lockTTL)); time.Now().Before(end); {
 		time.Sleep(w.upTo(lockTTL / 3))
 		if w.chance(200) {
-			_ = k.Extend(context.Background(), lockTTL)
+			valid := k.Valid()
+			if err := k.Extend(context.Background(), lockTTL); valid == 0 && err == nil {
+				w.violate("L1", "%s: the fence %d was lost, and is extended", name, k.Fence())
+			}
 		}
 	}
 	_ = k.Unlock(context.Background())
 	return true
 }
 
-// atTheEnd checks that dead holders leave nothing locked.
+// atTheEnd checks that dead holders leave nothing locked: those of the play, and one that dies
+// now.
 func (w *lockWorld) atTheEnd(t *testing.T) {
-	backends, _ := w.join()
-	l, err := locks.New(locks.Options{TTL: lockTTL, Retry: lockPoll}, backends...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	for i := range lockNames {
-		began, name := time.Now(), fmt.Sprint("n", i)
+	opts := locks.Options{TTL: lockTTL, Retry: lockPoll}
+	take := func(l *locks.Locker, name string) *locks.Lock {
+		began := time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), 10*lockTTL)
+		defer cancel()
 		k, err := l.Lock(ctx, name)
-		cancel()
-		// A slow clock of a server, a vote that is split once, and the waiter's own poll.
+		// A slow clock of a server, split votes, and the waiter's own poll.
 		if limit := lockTTL*11/10 + 4*lockPoll; err != nil || time.Since(began) > limit {
 			w.violate("L3", "%s: granted after %v, want %v at most: %v", name, time.Since(began), limit, err)
 		}
-		if err == nil {
-			_ = k.Unlock(context.Background())
+		return k
+	}
+	for i := range lockNames {
+		name := fmt.Sprint("n", i)
+		backends, links := w.join()
+		dies, err := locks.New(opts, backends...)
+		if err != nil {
+			t.Fatal(err)
 		}
+		if take(dies, name) == nil {
+			continue
+		}
+		for _, link := range links {
+			link.cut(time.Hour)
+		}
+		backends, _ = w.join()
+		l, err := locks.New(opts, backends...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		take(l, name)
+		_ = l.Close()
+		_ = dies.Close()
 	}
 }
 
