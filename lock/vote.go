@@ -17,7 +17,6 @@ type refusal struct {
 	dead  ID    // a holder that looks dead
 	again bool  // the votes were split, or a server abstained: the lock may be free
 	left  time.Duration
-	own   bool // some votes were given back, which wakes waiters: this one, too
 	job   *jobAnswer
 }
 
@@ -224,7 +223,7 @@ func (r *round) sameServer(grants []Grant) error {
 // refused says why there is no majority.
 func (r *round) refused(votes []Vote, grants []Grant) *refusal {
 	l := r.l
-	why := &refusal{job: grants[0].job, own: count(votes, VoteYes) > 0}
+	why := &refusal{job: grants[0].job}
 	for i := range votes {
 		v := &votes[i]
 		if errors.Is(v.Err, ErrForeign) {

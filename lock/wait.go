@@ -72,6 +72,10 @@ type asker struct {
 	dead    ID // a holder that looked dead
 	deadAt  time.Time
 
+	woken  bool // by a message, at the last rest
+	holder ID   // at the last look
+	vain   int  // see inVain
+
 	changed <-chan struct{} // nil until the lock was found to be held
 	stop    func()
 }
@@ -105,8 +109,10 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 		a.last = why.err
 		pause, err := a.consider(why)
 		changed := a.changed
-		if why.again || why.own {
+		if why.again {
 			changed = nil // or waiters with split votes wake each other all the time
+		} else if n := a.inVain(why); err == nil && n > len(l.panel.backends) {
+			err = a.rest(ctx, a.random(n), nil)
 		}
 		if err == nil {
 			err = a.rest(ctx, pause, changed)
@@ -131,6 +137,7 @@ func (a *asker) rest(ctx context.Context, d time.Duration, changed <-chan struct
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+	a.woken = false
 	select {
 	case <-timer.C:
 		if bounded && time.Since(a.began) >= l.opts.Wait {
@@ -140,6 +147,7 @@ func (a *asker) rest(ctx context.Context, d time.Duration, changed <-chan struct
 			return a.last
 		}
 	case <-changed:
+		a.woken = true
 	case <-woken:
 	case <-ctx.Done():
 		return a.ended(ctx)
@@ -161,9 +169,8 @@ func (a *asker) consider(why *refusal) (time.Duration, error) {
 		return 0, why.err
 	}
 	a.waits()
-	if why.again || why.own { // a random time separates Lockers with split votes
-		longest := min(time.Duration(a.looks)*splitPause, l.opts.Retry)
-		return time.Duration(rand.Int64N(int64(longest))), nil
+	if why.again {
+		return a.random(a.looks), nil
 	}
 	if a.stop == nil {
 		a.watch()
@@ -185,6 +192,28 @@ func (a *asker) consider(why *refusal) (time.Duration, error) {
 		pause = min(pause, why.left+time.Millisecond)
 	}
 	return pause, nil
+}
+
+// random is a time that separates Lockers with split votes: longer after more looks.
+func (a *asker) random(looks int) time.Duration {
+	longest := min(time.Duration(looks)*splitPause, a.l.opts.Retry)
+	return time.Duration(rand.Int64N(int64(longest)))
+}
+
+// inVain counts the wake-ups that found the same holder. In a quorum a vote that is no part of
+// a majority is given back, which wakes waiters: also the one whose vote it was.
+func (a *asker) inVain(why *refusal) int {
+	var holder ID
+	if held := (*HeldError)(nil); errors.As(why.err, &held) {
+		holder = held.Holder
+	}
+	switch {
+	case holder != a.holder || len(a.l.panel.backends) == 1:
+		a.holder, a.vain = holder, 0
+	case a.woken:
+		a.vain++
+	}
+	return a.vain
 }
 
 // suspect is the holder that has looked dead for long enough.
