@@ -73,6 +73,7 @@ type asker struct {
 	deadAt  time.Time
 
 	woken  bool // by a message, at the last rest
+	nudged bool // from this process, since the last look
 	holder ID   // at the last look
 	vain   int  // see inVain
 
@@ -106,7 +107,7 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 			a.waitEnds(nil)
 			return k, nil
 		}
-		a.last = why.err
+		a.last, a.nudged = why.err, false
 		pause, err := a.consider(why)
 		changed := a.changed
 		if why.again {
@@ -114,7 +115,7 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 		} else if n := a.inVain(why); err == nil && n > len(l.panel.backends) {
 			err = a.rest(ctx, a.random(n), nil)
 		}
-		if err == nil {
+		if err == nil && !a.nudged {
 			err = a.rest(ctx, pause, changed)
 		}
 		if err != nil {
@@ -149,6 +150,7 @@ func (a *asker) rest(ctx context.Context, d time.Duration, changed <-chan struct
 	case <-changed:
 		a.woken = true
 	case <-woken:
+		a.nudged = true
 	case <-ctx.Done():
 		return a.ended(ctx)
 	case <-l.ctx.Done():
