@@ -74,7 +74,7 @@ func (f *flight) stored(r *store.Reading) *outcome {
 	if f.watch != nil && o.stored && o.source == FromStore {
 		o.source = Waited
 	}
-	return o
+	return &o
 }
 
 // quarantined believes a quarantine when it is answered twice: processes that looked

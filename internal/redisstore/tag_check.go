@@ -26,13 +26,12 @@ type found struct {
 var recordFields = []any{"e", "d", "x", "n", "u"}
 
 // addRecords adds the commands that read the records.
-func (b *readBatch) addRecords(ctx context.Context, pipe redis.Pipeliner, rs []*request, n int) {
+func (b *readBatch) addRecords(ctx context.Context, rs []*request, n int) {
 	b.records = make([]*redis.SliceCmd, 0, n)
 	for _, r := range rs {
 		for _, name := range r.reads.records {
 			c := redis.NewSliceCmd(ctx, append([]any{"hmget", name}, recordFields...)...)
 			b.records = append(b.records, c)
-			_ = pipe.Process(ctx, c)
 		}
 	}
 }

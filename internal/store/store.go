@@ -11,10 +11,10 @@ import (
 // Errors are sorted: [ErrUnavailable] if no answer came, [ErrRefused] if the store
 // answered that it won't, [ErrClosed] after Close. A miss is no error.
 type Store interface {
-	// Read asks for the entry under key and returns at once. r is told when the command is
+	// Read asks for the entry under prefix+key and returns at once. r is told when the command is
 	// sent, and gets the answer, maybe before Read returns; after the store's timeout at the
 	// latest. Of ctx it uses the values only.
-	Read(ctx context.Context, key string, r Reader)
+	Read(ctx context.Context, prefix, key string, r Reader)
 
 	// ReadMany reads prefix+key for each of the keys, in as few round trips as it can. It
 	// calls each once for every key, by its place in keys, in any order, one after the
