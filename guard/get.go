@@ -8,23 +8,22 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A FetchFunc gets a value from its origin. Its context has the values of the first
+// Get returns the value of key: the stored value while it is fresh, or stale if the policy
+// allows that, else the result of a fetch that one caller of the fleet makes. Keys may
+// contain arbitrary bytes. It is safe for concurrent use, as all methods are.
+//
+// The fetch gets the value from its origin. Its context has the values of the first
 // caller's context but not its cancellation, as all callers share the value. The context
 // ends at [Policy.FetchTimeout], with [Guard.Close], or when the lease was lost and no
 // caller can use the value any more. For private values it is the caller's own context. The
 // fetch may run on, or start, after the call that brought it has returned: other callers
 // may wait for it.
-type FetchFunc[V any] func(ctx context.Context) (V, error)
-
-// Get returns the value of key: the stored value while it is fresh, or stale if the policy
-// allows that, else the result of a fetch that one caller of the fleet makes. Keys may
-// contain arbitrary bytes. It is safe for concurrent use, as all methods are.
 //
 // Errors: the fetch's, as it is in this process and as a [*RemoteError] from another one;
 // [*PanicError]; [ErrNotFound]; [ErrFetchTimeout]; [ErrWaitTimeout]; [ErrQuarantined];
 // [ErrUnavailable]; [ErrReentrant]; [*ExhaustedError]; [ErrClosed]; and the cause of ctx's
 // end. When ctx ends Get returns at once, and the fetch goes on for the other callers.
-func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V], opts ...CallOption) (V, error) {
+func (g *Guard[V]) Get(ctx context.Context, key string, fetch func(ctx context.Context) (V, error), opts ...CallOption) (V, error) {
 	var zero V
 	if ctx == nil || fetch == nil {
 		return zero, g.engine.misused(ctx)
@@ -41,7 +40,7 @@ func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V], opts
 }
 
 // plain is a fetch for the engine.
-func plain[V any](fetch FetchFunc[V]) fetchFunc {
+func plain[V any](fetch func(ctx context.Context) (V, error)) fetchFunc {
 	return func(ctx context.Context, fills []*fill) {
 		v, err := fetch(ctx)
 		fills[0].value, fills[0].err = &v, err
@@ -115,7 +114,7 @@ func (g *Guard[V]) Begin(ctx context.Context, key string, refresh func(*Turn[V])
 // that are not in its map nor named. It is called from several goroutines at once
 // where some keys can be fetched under a lease and others can't, and for one key
 // where that key's fetch in another process has died. Its context is as of
-// [FetchFunc].
+// Get.
 //
 // Events and Stats count each key: a fetch of ten keys is ten fetches that
 // started and ended together.

@@ -13,6 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/httpcache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A WaitAction is the answer to a request that has waited for [Options.WaitTimeout].
@@ -43,11 +44,11 @@ type Options struct {
 	Name string
 	// Near keeps responses in this process as well. Default none.
 	Near guard.Near
-	// WhenUnavailable says what happens while the store can't be reached. Default
-	// guard.FailOpen: each process shares runs among its own requests, and stores nothing.
-	WhenUnavailable guard.WhenUnavailable
+	// FailClosed refuses requests while the store does not answer. Without it each process
+	// shares runs among its own requests, and stores nothing.
+	FailClosed bool
 	// Observer gets the guard's events. Default none.
-	Observer guard.Observer
+	Observer cache.Observer
 	// Policy changes the guard's policy, the Lease for example, after it was filled in from
 	// these options. The middleware then sets TTL, Stale, StaleIfError, MaxBytes and
 	// Codec itself.
@@ -196,8 +197,8 @@ func (o Options) validate() error {
 		errs = append(errs, fmt.Errorf("middleware: Options."+format, args...))
 	}
 	span := func(name string, d, least time.Duration) {
-		if d < least || d > cache.MaxTTL {
-			bad("%s is %v, must be from %v to %v", name, d, least, cache.MaxTTL)
+		if d < least || d > store.MaxTTL {
+			bad("%s is %v, must be from %v to %v", name, d, least, store.MaxTTL)
 		}
 	}
 	ttl := func(name string, d time.Duration) {

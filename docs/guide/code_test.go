@@ -66,7 +66,7 @@ var (
 	errOverQuota = errors.New("over quota")
 )
 
-func get(ctx context.Context, store cache.Store, vendor vendorAPI, db database, fetchEURUSD guard.FetchFunc[Quote]) error {
+func get(ctx context.Context, store cache.Store, vendor vendorAPI, db database, fetchEURUSD func(context.Context) (Quote, error)) error {
 	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{TTL: time.Minute})
 	if err != nil {
 		return err

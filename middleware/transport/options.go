@@ -15,6 +15,7 @@ import (
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/internal/httpcache"
 	"github.com/stampedeguard/stampede/internal/nils"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 var _ guard.Budget = (*budget.Budget)(nil) // the type that HostPolicy.Budget is made for
@@ -81,9 +82,9 @@ type Options struct {
 
 	// # Without Redis
 
-	// WhenUnavailable says what happens while Redis can't be reached. Default
-	// [guard.FailOpen]: each process calls for itself, once for identical requests.
-	WhenUnavailable guard.WhenUnavailable
+	// FailClosed returns an error while Redis does not answer. Without it each process calls
+	// for itself, once for identical requests.
+	FailClosed bool
 	// MaxUnguarded bounds the calls of a process at such a time. Default 256.
 	MaxUnguarded int
 
@@ -92,7 +93,7 @@ type Options struct {
 	// CacheStatus is the cache's name in the Cache-Status of responses. Default "stampede".
 	CacheStatus string
 	// Observer gets the guard's events. Keys in events are digests. Default none.
-	Observer guard.Observer
+	Observer cache.Observer
 
 	// # The upstreams
 
@@ -233,11 +234,11 @@ func (o Options) validate() error {
 	if n := len(o.Secret); n > 0 && n < 16 {
 		bad("Secret has %d bytes, must have at least 16, or none", n)
 	}
-	if o.Keep != guard.Off && (o.Keep < time.Millisecond || o.Keep > cache.MaxTTL) {
-		bad("Keep is %v, must be from 1ms to %v, or guard.Off", o.Keep, cache.MaxTTL)
+	if o.Keep != guard.Off && (o.Keep < time.Millisecond || o.Keep > store.MaxTTL) {
+		bad("Keep is %v, must be from 1ms to %v, or guard.Off", o.Keep, store.MaxTTL)
 	}
-	if o.MaxPause < time.Millisecond || o.MaxPause > cache.MaxTTL {
-		bad("MaxPause is %v, must be from 1ms to %v", o.MaxPause, cache.MaxTTL)
+	if o.MaxPause < time.Millisecond || o.MaxPause > store.MaxTTL {
+		bad("MaxPause is %v, must be from 1ms to %v", o.MaxPause, store.MaxTTL)
 	}
 	for _, name := range append(append([]string(nil), o.Credentials...), o.Harmless...) {
 		if name == "" || strings.ContainsAny(name, " \t\r\n:,") {
@@ -269,8 +270,8 @@ func (p HostPolicy) validate(where string) error {
 		{"Retry.Base", p.Retry.Base},
 		{"Retry.MaxElapsed", p.Retry.MaxElapsed},
 	} {
-		if d.is < 0 || d.is > cache.MaxTTL {
-			bad("%s is %v, must be from 0 to %v", d.name, d.is, cache.MaxTTL)
+		if d.is < 0 || d.is > store.MaxTTL {
+			bad("%s is %v, must be from 0 to %v", d.name, d.is, store.MaxTTL)
 		}
 	}
 	if p.Retry.MaxDelay < p.Retry.Base {

@@ -62,7 +62,7 @@ func New(store cache.Store, o Options) (*Transport, error) {
 	g, err := guard.New[*httpcache.Page](store, o.Name, guard.Policy{
 		TTL: indexTTL, Bypass: o.Bypass, FetchTimeout: o.FetchTimeout + wait,
 		WaitTimeout: o.WaitTimeout + wait, OnWaitTimeout: guard.StaleOrFetch,
-		WhenUnavailable: o.WhenUnavailable, MaxUnguarded: o.MaxUnguarded,
+		FailClosed: o.FailClosed, MaxUnguarded: o.MaxUnguarded,
 		MaxBytes: most + maxHeader, Codec: httpcache.Codec{}, Errors: sentinels,
 		Near: o.Near, Observer: o.Observer,
 	})

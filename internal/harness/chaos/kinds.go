@@ -57,7 +57,7 @@ var kinds = []kind{
 	},
 	{
 		name: "short", keys: 4, weight: 10, burst: 4, fetch: 20 * time.Millisecond,
-		policy: guard.Policy{TTL: 50 * time.Millisecond, WhenUnavailable: guard.FailClosed},
+		policy: guard.Policy{TTL: 50 * time.Millisecond, FailClosed: true},
 	},
 	{
 		name: "deleted", keys: 6, weight: 25, burst: 6, fetch: 120 * time.Millisecond, changed: true,

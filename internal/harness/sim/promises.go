@@ -157,7 +157,7 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 // does not tell.
 func (o *op) mayBeReserved() bool {
 	y := o.p.w.plan.policy
-	on := y.Reserve.MaxBytes != guard.Off && y.WhenUnavailable != guard.FailClosed
+	on := y.Reserve.MaxBytes != guard.Off && !y.FailClosed
 	return o.source == guard.FromReserve || o.kind == getMany && on
 }
 
@@ -167,7 +167,7 @@ func (o *op) mayBeReserved() bool {
 func (b *book) gaveReserve(w *world, o *op, given string, f *fetch, at time.Time) {
 	w.seen("reserve value")
 	y := w.plan.policy
-	if y.Reserve.MaxBytes == guard.Off || y.WhenUnavailable == guard.FailClosed {
+	if y.Reserve.MaxBytes == guard.Off || y.FailClosed {
 		w.violate("reserve", "%v was given %q from a reserve that is off", o, given)
 	}
 	oldest := y.TTL + max(y.Stale, y.StaleIfError) + ms
