@@ -20,10 +20,10 @@ type reads struct {
 	records []string
 	reader  store.Reader // told when the command is sent; nil: none
 
-	// Once the request is answered: the batch that it went in, and where its names begin
+	// Once the request is answered: the batch that it went in, and where its entries begin
 	// there.
-	batch         *readBatch
-	entry, record int
+	batch *readBatch
+	entry int
 
 	memory *readBatch // of the batch, if the request goes alone; nil: none
 }
@@ -35,7 +35,8 @@ type readBatch struct {
 	words   [2]any
 	mgets   []*redis.StringSliceCmd // in place of gets
 	records []*redis.SliceCmd
-	now     store.Instant // the node's time, after the answer
+	places  map[string]int // of the records, by name, if there are several requests
+	now     store.Instant  // the node's time, after the answer
 }
 
 const (
@@ -64,10 +65,10 @@ func (n *node) sendReads(ctx context.Context, pipe redis.Pipeliner, rs []*reques
 		return classify("read", err)
 	}
 	n.noteSizes(b)
-	entry, record := 0, 0
+	entry := 0
 	for _, r := range rs {
-		r.reads.batch, r.reads.entry, r.reads.record = b, entry, record
-		entry, record = entry+len(r.reads.entries), record+len(r.reads.records)
+		r.reads.batch, r.reads.entry = b, entry
+		entry += len(r.reads.entries)
 	}
 	return nil
 }
