@@ -183,10 +183,13 @@ func (s *Store) ask(r *store.Request, over store.Token) asking {
 	q.inv = acquireScript.invoke(6,
 		&q.names.entry, &q.names.lease, &q.names.tries, &q.names.pause, q.names.failed(r.LastHeld), &q.names.failures,
 		q.token[:], r.TTL.Milliseconds(), r.Seen, optional(r.LastHeld), optional(r.Suspect), optional(over),
-		r.MaxAttempts, r.Window.Milliseconds(), s.alive, s.livenessArg())
+		r.MaxAttempts, r.Window.Milliseconds(), s.alive, s.livenessArg(), &q.names.wake, s.publish(), flag(r.Brief))
 	s.ledger.ask(q.token, r)
 	return q
 }
+
+// livenessWord is where livenessArg stands among the words of an acquire.
+const livenessWord = firstKey + 6 + 9
 
 func optional(t store.Token) []byte {
 	if t.IsZero() {
@@ -294,7 +297,7 @@ func parseAcquire(value any) store.Answer {
 	case "unsubscribed":
 		a.Verdict = verdictUnsubscribed
 	case "held":
-		a.Verdict, a.Holder, a.TTL, a.Unwatched = store.Held, f.token(1), f.millis(2), f.number(3) == 1
+		a.Verdict, a.Holder, a.TTL, a.Unwatched, a.Waiting = store.Held, f.token(1), f.millis(2), f.number(3) == 1, int(f.number(4))
 	case "quarantined":
 		a.Verdict, a.TTL = store.Quarantined, f.millis(1)
 	case "granted":
