@@ -196,8 +196,10 @@ func (ls *lookups) close() {
 // underWayLocked calls each for the lookups that have no answer yet.
 func (ls *lookups) underWayLocked(each func(*lookup) bool) {
 	for _, lk := range ls.of {
-		if !lk.answered.Load() && !each(lk) || lk.next != nil && !each(lk.next) {
-			return
+		for ; lk != nil; lk = lk.next {
+			if !lk.answered.Load() && !each(lk) { // a skipped one stays behind a miss
+				return
+			}
 		}
 	}
 }
