@@ -1,7 +1,7 @@
 package guard_test
 
 import (
-	"container/heap"
+	queue "container/heap"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -38,11 +38,11 @@ func looks(processes int, lasts time.Duration) (all []time.Duration) {
 	for k := range processes {
 		next = append(next, look{guard.LookAfter(k+1, true, left, rng.Float64()), k})
 	}
-	heap.Init(&next)
+	queue.Init(&next)
 	for next[0].at < lasts {
 		all = append(all, next[0].at)
 		next[0].at += guard.LookAfter(processes, false, left, rng.Float64())
-		heap.Fix(&next, 0)
+		queue.Fix(&next, 0)
 	}
 	return all
 }

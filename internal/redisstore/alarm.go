@@ -34,8 +34,15 @@ func newAlarm(q *queue) *alarm {
 	return &alarm{q: q, done: make(chan struct{})}
 }
 
-// set starts the alarm for a batch.
+// set starts the alarm for a batch. If the store was closed between two batches the alarm
+// has gone off already, without one: set then gives up this batch.
 func (a *alarm) set(b *batch) {
+	if off := a.start(b); off != nil {
+		a.goOff(off, nil)
+	}
+}
+
+func (a *alarm) start(b *batch) (off error) {
 	s := a.q.n.s
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -49,6 +56,7 @@ func (a *alarm) set(b *batch) {
 	} else if a.rings.IsZero() || a.rings.After(a.end) {
 		a.startLocked()
 	}
+	return a.why
 }
 
 // startLocked has the timer ring at the end.

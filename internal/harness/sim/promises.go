@@ -48,11 +48,12 @@ func (w *world) noticeFetches() {
 	}
 }
 
-// queued reports whether the process has queued a change of the key, as a caller's deadline
-// cut its call off. Until that change is carried out the process counts Redis as away.
+// queued reports whether the process has queued a change of the key or of a tag that its
+// values carry, as a caller's deadline cut its call off. Until that change is carried out the process counts Redis as away.
 func (w *world) queued(p *process, key string) bool {
+	names := append(tagsOf(key), key)
 	return slices.ContainsFunc(w.ops, func(o *op) bool {
-		return o.p == p && o.key == key && w.done(o) && errors.Is(o.err, guard.ErrQueued)
+		return o.p == p && slices.Contains(names, o.key) && w.done(o) && errors.Is(o.err, guard.ErrQueued)
 	})
 }
 
@@ -248,7 +249,7 @@ func (b *book) gaveError(w *world, o *op, key string, err error) {
 	case errors.Is(err, guard.ErrMiss) && o.kind == peek:
 		return
 	}
-	if w.plan.calm && (errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrWaitTimeout) || errors.Is(err, guard.ErrFetchTimeout)) {
+	if w.plan.calm && !w.queued(o.p, key) && (errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrWaitTimeout) || errors.Is(err, guard.ErrFetchTimeout)) {
 		w.violate("calm", "%v was told %v though nothing was wrong", o, err)
 	}
 	_, name, ok := strings.Cut(plain(err.Error()), key+" fetch ")
