@@ -249,7 +249,7 @@ func (u *subscription) ping() {
 }
 
 // rests reports whether no ping is due yet, as nothing depends on the connection: no wake-up
-// is waited for, no lease is held, and no near cache relies on it.
+// is waited for, no lease is held, no near cache relies on it, and the node answers.
 func (u *subscription) rests() bool {
 	s := u.n.s
 	if u.state != live || !u.trusted() || u.sight.lost != lostNothing || u.heard.Before(u.pinged) || time.Since(u.pinged) >= restsFor {
@@ -260,7 +260,7 @@ func (u *subscription) rests() bool {
 			return false
 		}
 	}
-	return !s.feeds.Strict() && !s.ledger.holds()
+	return !s.feeds.Strict() && !s.ledger.holds() && !u.n.breaker.open.Load()
 }
 
 // write has the connection written to. Only one write is under way at a time.
