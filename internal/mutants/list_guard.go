@@ -28,7 +28,7 @@ func guardMutants() []Mutant {
 		in("guard", "the waiters of a fleet look at once", "return time.Duration(draw * float64(d))", "return time.Duration(0 * draw * float64(d))", Test("guard", "TestLooksOfAFleetAreSpread")),
 		in("guard", "looks grow with the waiting processes", "max(lookEvery, time.Duration(waiting)*fleetLookEvery)", "max(lookEvery, fleetLookEvery)", Test("guard", "TestLooksOfAFleetDoNotGrow")),
 		in("guard", "a value that was not modified keeps no stamp of its own", "entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = old.Stamp.Epoch, old.Stamp.N, stamp.N", "entry.Renewed = stamp.N",
-			Test("guard", "TestDeleteTagHidesEarlierFetchesFromLaterCallers", "TestDeletedValueIsNeverRenewed", "TestRenewalKeepsTheTagsOfTheValue")),
+			Test("guard", "TestRenewalDuringADeletionOfItsTagIsRefused")),
 		in("guard", "a stale value that was deleted is renewed", "	if l.told {\n		p.recheck(turns)\n	}\n", "", Test("guard", "TestDeletedValueIsNotRenewedAfterAWait", "TestDeletedValueIsNeverRenewed", "TestDeletedValueIsNotRenewedByAGet")),
 		in("guard", "a fallback from before a caller came is lent to it", "if l := f.fallback.Load(); rd == nil && l != nil && number < l.moment {", "if l := f.fallback.Load(); rd == nil && l != nil {", Test("guard", "TestLaterCallersBorrowNoDeletedValue")),
 		in("guard", "a queued change that Redis refuses is dropped", "			if e != nil {\n				err = e\n				continue\n			}\n			b.doneKey", "			err = e\n			b.doneKey", Test("guard", "TestRefusedInvalidationStaysQueued")),
