@@ -41,6 +41,9 @@ func (c *coherence) follow(s store.Store, prefix string) {
 			c.forget(key)
 		}
 	})
+	if c.near == nil {
+		c.feed.Relax() // the reserve is for when the store is away
+	}
 }
 
 // forget drops the values of a key, and rules out values that were asked for before.

@@ -17,6 +17,7 @@ import (
 type engine struct {
 	store  store.Store
 	name   string
+	prefix string // of the user's keys as the store knows them: no two guards share a key
 	policy Policy
 	packer packer
 	tags   tagger
@@ -43,7 +44,7 @@ type engine struct {
 
 func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec) *engine {
 	e := &engine{
-		store: s, name: name, policy: p,
+		store: s, name: name, prefix: name + ":", policy: p,
 		labels:  pprof.Labels("stampede.guard", name),
 		detach:  func() {},
 		flights: newFlights(),
@@ -53,7 +54,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 		e.payer.name = b.Name()
 	}
 	e.lookups = lookups{e: e, of: map[string]*lookup{}}
-	e.tags = tagger{prefix: e.storePrefix(), own: p.Tags}
+	e.tags = tagger{prefix: e.prefix, own: p.Tags}
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
 	e.payer.policy, e.payer.events = &e.policy, &e.events
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
@@ -81,16 +82,12 @@ func (e *engine) keepValues(raw bool) error {
 		e.reserve = newReserve(e.coherence, p.Reserve, raw, p.MaxUnguarded)
 	}
 	e.coherence.near, e.coherence.reserve = e.near, e.reserve
-	e.coherence.follow(e.store, e.storePrefix())
+	e.coherence.follow(e.store, e.prefix)
 	return nil
 }
 
-// storeKey is the user's key as the store knows it. A name can't hold a colon, so no
-// two guards share a key.
-func (e *engine) storeKey(key string) string { return e.storePrefix() + key }
-
-// storePrefix stands in front of all of them.
-func (e *engine) storePrefix() string { return e.name + ":" }
+// storeKey is the user's key as the store knows it. A name can't hold a colon.
+func (e *engine) storeKey(key string) string { return e.prefix + key }
 
 // get is one call for one key. A call that has to wait or fetch is made by slow.
 func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow func() *call) *outcome {
@@ -159,7 +156,7 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 			return
 		}
 	}
-	w.out = e.judge(ctx, w.key, w.rd)
+	w.out = e.judgeOnce(ctx, w)
 	if w.out.then == fetch && maxAge == anyAge && w.rd.reading != nil && w.rd.reading.Seen == "" {
 		if o := e.recovering(w.key); o != nil {
 			w.out = o
@@ -173,7 +170,7 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 
 // readMany reads keys. It lends each reading.
 func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r *store.Reading, err error)) {
-	e.store.ReadMany(ctx, e.storePrefix(), keys, each)
+	e.store.ReadMany(ctx, e.prefix, keys, each)
 }
 
 // expectsMiss reports whether a call had better ask for the lease at once. Within a
@@ -195,11 +192,25 @@ func (e *engine) endedFor(ctx context.Context, err error) *outcome {
 	return nil
 }
 
+// judgeOnce is judge, once for all callers of a lookup.
+func (e *engine) judgeOnce(ctx context.Context, w *want) *outcome {
+	lk := w.lookup
+	if lk == nil || w.rd != &lk.read {
+		o := e.judge(ctx, w.key, w.rd)
+		return &o
+	}
+	lk.judging.Do(func() {
+		lk.verdict.then = fetch // should an Observer panic
+		lk.verdict = e.judge(ctx, lk.key, &lk.read)
+	})
+	return &lk.verdict
+}
+
 // judge is the outcome that a read alone allows.
-func (e *engine) judge(ctx context.Context, key string, rd *read) *outcome {
+func (e *engine) judge(ctx context.Context, key string, rd *read) outcome {
 	r := rd.reading
 	if r == nil {
-		return &outcome{then: fetch}
+		return outcome{then: fetch}
 	}
 	if r.Damage != nil {
 		e.packer.damaged(ctx, key, r, r.Damage)
@@ -207,15 +218,15 @@ func (e *engine) judge(ctx context.Context, key string, rd *read) *outcome {
 	act := decide(r, &e.policy)
 	switch act {
 	case notFound:
-		return &outcome{err: ErrNotFound, entry: r}
+		return outcome{err: ErrNotFound, entry: r}
 	case fetch, fetchAlone, fetchLocal:
-		return &outcome{then: act, entry: r}
+		return outcome{then: act, entry: r}
 	}
 	value, err := e.packer.unpack(ctx, key, rd)
 	if err != nil {
-		return &outcome{then: fetch}
+		return outcome{then: fetch}
 	}
-	o := &outcome{value: value, source: FromStore, stored: true, entry: r, at: rd.at}
+	o := outcome{value: value, source: FromStore, stored: true, entry: r, at: rd.at}
 	switch {
 	case act == serveStale:
 		o.source, o.refresh = Stale, rd
@@ -262,6 +273,7 @@ func (e *engine) close() error {
 	err := e.backlog.close()
 	e.flights.close()
 	e.cancel(e.errClosed())
+	e.lookups.close()
 	e.backlog.wg.Wait()
 	e.flights.wg.Wait()
 	if e.coherence != nil {

@@ -24,6 +24,11 @@ func DecodeFailure(b []byte, p Policy) *RemoteError { return decodeFailure(b, &p
 // DueAt is the age from which a value is refreshed early.
 func DueAt(e *store.Entry, beta float64) time.Duration { return dueAt(e, beta) }
 
+// LookAfter is how long a waiting flight leaves its holder alone.
+func LookAfter(waiting int, first bool, left time.Duration, draw float64) time.Duration {
+	return lookAfter(waiting, first, left, draw)
+}
+
 // MissesInARow make a guard foresee the next.
 const MissesInARow = missesInARow
 

@@ -35,6 +35,7 @@ type flight struct {
 
 	// Callers. flights.mu guards them.
 	before, after int    // callers that may have the result whatever happens, and the others
+	latest        uint64 // sequence number of the last caller
 	fetchStart    uint64 // sequence number; 0: no fetch has started
 	firstLeft     bool
 	isSuperseded  bool
@@ -68,7 +69,8 @@ type flight struct {
 	// The wait for the holder.
 	watch     *store.Watch
 	waitSince time.Time
-	poll      time.Duration
+	waiters   int  // processes that wait, as last answered
+	looked    bool // at the holder, since the wait began
 }
 
 // A fallback is the entry that a flight's acquire returned. Callers that skipped

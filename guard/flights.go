@@ -63,6 +63,7 @@ func (fs *flights) join(kind flightKind, key string, number uint64, open func() 
 		fs.wg.Add(1)
 	}
 	f.count(number, 1)
+	f.latest = max(f.latest, number)
 	result = fs.groups[kind].DoChan(key, func() (any, error) {
 		defer fs.wg.Done()
 		exited := true
@@ -171,6 +172,13 @@ func (fs *flights) deserted(f *flight) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	return f.kind != background && f.before+f.after == 0
+}
+
+// joinedSince reports whether a caller has joined the flight since that moment.
+func (fs *flights) joinedSince(f *flight, moment uint64) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return f.latest >= moment
 }
 
 // lone reports whether the flight's first caller waits and no other does.

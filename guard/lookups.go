@@ -57,24 +57,34 @@ func keep(r *store.Reading, err error, at time.Time) *read {
 // that is answered. So a key costs one read in each round trip, however many callers it
 // has.
 type lookups struct {
-	e  *engine
-	mu sync.Mutex
-	of map[string]*lookup // the read of a key that is under way, or a miss: see lookup.callers
+	e      *engine
+	mu     sync.Mutex
+	of     map[string]*lookup // the read of a key that is under way, or a miss: see lookup.callers
+	closed bool
+	hedge  hedge
 }
 
 // A lookup is one shared read. It is a [store.Reader].
 type lookup struct {
-	read // written before done is closed
-	ls   *lookups
-	key  string
-	sent atomic.Bool
-	done chan struct{}
+	read     // written before answered
+	ls       *lookups
+	key      string
+	sent     atomic.Bool
+	answered atomic.Bool // written with lookups.mu held
+	missed   bool        // the lookup stays known after its answer; written before answered
+
+	// done is closed by the answer, or when the store has been silent for so long that the
+	// reserve is looked into. late is made then, and closed by the answer.
+	done, late chan struct{}
+
+	judging sync.Once
+	verdict outcome // that the read alone allows; its memory is shared, as the read's is
 
 	// lookups.mu guards the rest.
-	answered bool
-	strict   bool    // a caller needs an entry, or to know that there is none
-	skipped  bool    // not sent: its callers fetch anyway
-	next     *lookup // collects callers; nil: none has come
+	patience
+	strict  bool    // a caller needs an entry, or to know that there is none
+	skipped bool    // not sent: its callers fetch anyway
+	next    *lookup // collects callers; nil: none has come
 	// The callers that have not left. The lookup of a key that has to be fetched stays known
 	// until the first of them has joined a flight: a caller that comes in between joins it
 	// unread, as it would join the flight. Else a cold key would be read once per caller.
@@ -132,15 +142,15 @@ func (ls *lookups) join(ctx context.Context, key string, kind flightKind) *looku
 func (ls *lookups) joinLocked(key string, strict bool) (lk *lookup, opened bool) {
 	lk = ls.of[key]
 	switch {
-	case lk != nil && lk.answered && !strict:
+	case lk != nil && lk.answered.Load() && !strict:
 		return nil, false
-	case lk == nil || lk.answered:
-		lk = ls.open(key)
+	case lk == nil || lk.answered.Load():
+		lk = ls.openLocked(key)
 		ls.of[key] = lk
-		opened = true
+		opened = !ls.closed
 	case !lk.sent.Load():
 	case lk.next == nil:
-		lk.next = ls.open(key)
+		lk.next = ls.openLocked(key)
 		lk = lk.next
 	default:
 		lk = lk.next
@@ -150,13 +160,53 @@ func (ls *lookups) joinLocked(key string, strict bool) (lk *lookup, opened bool)
 	return lk, opened
 }
 
-func (ls *lookups) open(key string) *lookup {
-	return &lookup{ls: ls, key: key, done: make(chan struct{})}
+func (ls *lookups) openLocked(key string) *lookup {
+	lk := &lookup{ls: ls, key: key, done: make(chan struct{})}
+	if ls.closed {
+		lk.endLocked(nil, store.ErrClosed)
+	} else {
+		ls.hedge.startLocked(ls, lk)
+	}
+	return lk
+}
+
+// endLocked wakes the callers with the answer.
+func (lk *lookup) endLocked(r *store.Reading, err error) {
+	lk.reading, lk.err = r, err
+	lk.answered.Store(true)
+	if lk.late != nil {
+		close(lk.late)
+	} else {
+		close(lk.done)
+	}
+}
+
+// close ends the lookups that are under way, and all later ones.
+func (ls *lookups) close() {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.closed = true
+	for lk := range ls.underWayLocked {
+		lk.endLocked(nil, store.ErrClosed)
+	}
+	ls.of = map[string]*lookup{}
+	ls.hedge.stop()
+}
+
+// underWayLocked calls each for the lookups that have no answer yet.
+func (ls *lookups) underWayLocked(each func(*lookup) bool) {
+	for _, lk := range ls.of {
+		for ; lk != nil; lk = lk.next {
+			if !lk.answered.Load() && !each(lk) { // a skipped one stays behind a miss
+				return
+			}
+		}
+	}
 }
 
 func (lk *lookup) send(ctx context.Context) {
 	lk.at = time.Now()
-	lk.ls.e.store.Read(ctx, lk.ls.e.storeKey(lk.key), lk)
+	lk.ls.e.store.Read(ctx, lk.ls.e.prefix, lk.key, lk)
 }
 
 // Sending implements [store.Reader].
@@ -165,21 +215,19 @@ func (lk *lookup) Sending() { lk.sent.Store(true) }
 // Answered implements [store.Reader].
 func (lk *lookup) Answered(r *store.Reading, err error) {
 	ls := lk.ls
-	if err != nil {
-		lk.err = err
-	} else {
-		lk.reading = r
-		if s := ls.e.reserve; s != nil {
-			s.took(lk.at)
-		}
+	if s := ls.e.reserve; s != nil && err == nil {
+		s.took(lk.at)
 	}
 	ls.mu.Lock()
-	lk.answered = true
+	if lk.answered.Load() { // by close
+		ls.mu.Unlock()
+		return
+	}
 	next := lk.next
 	fetched := err == nil && decide(r, &ls.e.policy) == fetch
 	if fetched && next != nil && !next.strict {
-		next.answered, next.skipped = true, true
-		close(next.done)
+		next.skipped = true
+		next.endLocked(nil, nil)
 		next = nil
 	}
 	switch {
@@ -187,9 +235,11 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 		ls.of[lk.key] = next
 	case !fetched || lk.callers == 0:
 		delete(ls.of, lk.key)
+	default:
+		lk.missed = true
 	}
+	lk.endLocked(r, err)
 	ls.mu.Unlock()
-	close(lk.done)
 	if next != nil {
 		next.send(context.Background())
 	}
@@ -198,66 +248,40 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 // wait returns the shared read once it is answered, or nil if it was skipped. The error of
 // a context's end is the caller's alone.
 func (lk *lookup) wait(ctx context.Context) *read {
-	select {
-	case <-lk.done:
-		if lk.skipped {
-			return nil
-		}
-		return &lk.read
-	case <-ctx.Done():
-		return &read{err: context.Cause(ctx)}
-	case <-lk.ls.e.ctx.Done():
-		return &read{err: store.ErrClosed}
+	if ended := await(ctx, lk.done); ended != nil {
+		return ended
 	}
+	if !lk.answered.Load() {
+		if ended := await(ctx, lk.late); ended != nil {
+			return ended
+		}
+	}
+	if lk.skipped {
+		return nil
+	}
+	return &lk.read
 }
 
-// waitHedged is wait, but for a key that the reserve has: if the store is silent for some
-// time, the outcome is instead returned. Then the read goes on for later callers.
-func (lk *lookup) waitHedged(ctx context.Context, instead func(why error) *outcome) (*read, *outcome) {
-	s := lk.ls.e.reserve
-	if s == nil {
-		return lk.wait(ctx), nil
-	}
+// await returns nil when done is closed, or a read without an answer when ctx has ended.
+func await(ctx context.Context, done <-chan struct{}) *read {
 	select {
-	case <-lk.done:
-		return lk.wait(ctx), nil
-	default:
-	}
-	t := s.timer()
-	defer func() {
-		t.Stop()
-		s.timers.Put(t)
-	}()
-	for n := 1; ; n++ {
-		d := s.patience()
-		begin := time.Now()
-		t.Reset(d)
-		select {
-		case <-lk.done:
-			return lk.wait(ctx), nil
-		case <-ctx.Done():
-			return lk.wait(ctx), nil
-		case <-lk.ls.e.ctx.Done():
-			return lk.wait(ctx), nil
-		case <-t.C:
-		}
-		if !s.silent(begin, d, n) {
-			continue
-		}
-		if o := instead(errSilent); o != nil {
-			return nil, o
-		}
-		return lk.wait(ctx), nil
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return &read{err: context.Cause(ctx)}
 	}
 }
 
 // leave is called once by each caller: when it has joined a flight, or has no use for
 // one.
 func (ls *lookups) leave(lk *lookup) {
+	if lk.answered.Load() && !lk.missed {
+		return // it is not known any more
+	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	lk.callers--
-	if lk.answered && ls.of[lk.key] == lk {
+	if lk.answered.Load() && ls.of[lk.key] == lk {
 		delete(ls.of, lk.key)
 	}
 }

@@ -41,11 +41,10 @@ func (c *call) lookMany(keys []string, has func(key string) bool, serve func(key
 			serve(keys[i], value, r)
 			t := tickets.of(i)
 			if e.near != nil {
-				r = r.Keep()
 				e.near.put(keys[i], t, value, r, dueAt(&r.Entry, e.policy.Beta), at)
 			}
 			if e.reserve != nil {
-				e.reserve.put(keys[i], t, r, at, e.near == nil)
+				e.reserve.put(keys[i], t, r, at)
 			}
 			return
 		}

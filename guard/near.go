@@ -136,7 +136,7 @@ func (n *near) put(key string, t ticket, value any, r *store.Reading, due time.D
 		return
 	}
 	n.values.Set(key, &nearValue{
-		value: value, epoch: t.epoch, since: since, lives: lives, entry: r, at: at,
+		value: value, epoch: t.epoch, since: since, lives: lives, entry: r.Keep(), at: at,
 		size: uint32(min(encodedSize(&r.Entry), math.MaxInt32)),
 	})
 }

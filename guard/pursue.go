@@ -11,15 +11,6 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// How a waiting flight looks at its holder besides being woken: every 50 ms at first,
-// slowing down to 250 ms, and once more 50 ms after a look that found the holder
-// unwatched, as a slot that has just moved looks the same once.
-const (
-	firstPoll  = 50 * time.Millisecond
-	lastPoll   = 250 * time.Millisecond
-	secondLook = 50 * time.Millisecond
-)
-
 // suspect is the holder to be taken over, if it looked unwatched long enough ago.
 func (f *flight) suspect() store.Token {
 	if f.unwatched.IsZero() || time.Since(f.unwatched) < secondLook {
@@ -74,7 +65,7 @@ func (f *flight) stored(r *store.Reading) *outcome {
 	if f.watch != nil && o.stored && o.source == FromStore {
 		o.source = Waited
 	}
-	return o
+	return &o
 }
 
 // quarantined believes a quarantine when it is answered twice: processes that looked
@@ -96,8 +87,11 @@ func (f *flight) quarantined(left time.Duration) *outcome {
 
 // held takes note of the holder.
 func (f *flight) held(a *store.Answer) {
+	if a.TTL == 0 { // the answer was brief: the next one tells
+		a.TTL = f.request.TTL
+	}
 	f.heldMoment, f.unseen = f.moment, f.moment
-	f.heldUntil = f.sent.Add(a.TTL)
+	f.heldUntil, f.waiters = f.sent.Add(a.TTL), a.Waiting
 	if a.Holder != f.request.LastHeld {
 		holder := a.Holder
 		f.holder.Store(&holder)
@@ -130,30 +124,46 @@ func (f *flight) wait(ctx context.Context, left time.Duration) *outcome {
 		f.e.events.report(f.by.ctx, cache.WaitBegan, cache.Event{Key: f.key, Token: cache.Token(f.request.LastHeld)})
 		f.watch = f.e.store.Watch(f.e.storeKey(f.key))
 	}
-	// A quarter of jitter, so that the waiters of a fleet do not look in step.
-	d := f.poll - time.Duration(rand.Int64N(int64(f.poll/4)))
-	if !f.unwatched.IsZero() {
-		d = min(d, secondLook)
-	}
-	timer := time.NewTimer(min(d, left+time.Millisecond))
+	due := time.Now().Add(f.untilLook(left))
+	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for waits := true; waits; {
-		waits = false
+	for {
+		timer.Reset(min(time.Until(due), lateLook))
 		select {
 		case m := <-f.watch.C:
-			if waits = f.noteTrace(m); !waits {
+			if !f.noteTrace(m) {
 				return f.woken(m)
 			}
 		case <-timer.C:
-			f.poll = min(f.poll*3/2, lastPoll)
+			if f.abandoned() {
+				return retryOutcome() // for callers that have joined, or join at this very moment
+			}
+			late := !f.looked && f.e.flights.joinedSince(f, f.heldMoment)
+			if late || !time.Now().Before(due) {
+				f.looked = true
+				return nil
+			}
 		case <-ctx.Done():
 			return closedOutcome()
 		}
 	}
-	if f.abandoned() {
-		return retryOutcome() // for callers that have joined, or join at this very moment
+}
+
+// untilLook is how long the flight waits before it looks at its holder. left is left of the
+// lease, as far as is known.
+func (f *flight) untilLook(left time.Duration) time.Duration {
+	if !f.unwatched.IsZero() {
+		return secondLook
 	}
-	return nil
+	d, end := lookAfter(f.waiters, !f.looked, left, rand.Float64()), left+time.Millisecond
+	if f.moment != f.heldMoment {
+		return min(d, end) // the store is silent: see outwaits
+	}
+	if d > end {
+		// Until then the lease may be renewed, and live for as long again.
+		f.heldUntil = time.Now().Add(d + f.request.TTL)
+	}
+	return d
 }
 
 // woken takes in a wake-up and those queued behind it. Only a message about the token

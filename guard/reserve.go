@@ -72,7 +72,6 @@ type reserve struct {
 	mean   atomic.Int64 // how long the store takes to answer a read, lately
 	heard  atomic.Int64 // when the store has answered a read, since began
 	hedged atomic.Int64 // when a reader has given up waiting, since began
-	timers sync.Pool    // at rest: a new one for each read would cost more than its use
 
 	// era is the feed's epoch as of the last answer of the store. It stands still during an
 	// outage. A value of another era may have missed a change.
@@ -148,18 +147,18 @@ func (s *reserve) get(key string) *read {
 	return v.read
 }
 
-// put keeps what was read or stored, not before the time at, unless it may have been
-// changed since the ticket was taken. lent says that the reading is to be copied.
-func (s *reserve) put(key string, t ticket, r *store.Reading, at time.Time, lent bool) {
+// put keeps a copy of what was read or stored, not before the time at, unless it may have
+// been changed since the ticket was taken.
+func (s *reserve) put(key string, t ticket, r *store.Reading, at time.Time) {
 	if t.epoch == 0 || t.epoch != s.era.Load() {
 		return
 	}
 	t.era = t.epoch
-	s.keep(key, t, r, at, lent)
+	s.keep(key, t, r, at)
 }
 
 // keep is put for a value of the ticket's era.
-func (s *reserve) keep(key string, t ticket, r *store.Reading, at time.Time, lent bool) {
+func (s *reserve) keep(key string, t ticket, r *store.Reading, at time.Time) {
 	if !r.Found || r.Entry.Kind == store.Bypass || r.Left <= 0 {
 		return
 	}
@@ -177,10 +176,7 @@ func (s *reserve) keep(key string, t ticket, r *store.Reading, at time.Time, len
 		s.remove(t.hash, key)
 		return
 	}
-	if lent {
-		r = r.Keep()
-	}
-	v := &reserved{read: &read{reading: r, at: at, reserved: true}, hash: t.hash, key: key, era: t.era, since: since, size: size}
+	v := &reserved{read: &read{reading: r.Keep(), at: at, reserved: true}, hash: t.hash, key: key, era: t.era, since: since, size: size}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.placeLocked(v)
@@ -425,7 +421,7 @@ func (e *engine) keepReserved(key string, t ticket, o *outcome) {
 	if at.IsZero() {
 		at = time.Now()
 	}
-	e.reserve.put(key, t, o.entry, at, false)
+	e.reserve.put(key, t, o.entry, at)
 }
 
 // keepFetched puts the outcome of a fetch that was made without a lease into the reserve, as
@@ -444,7 +440,7 @@ func (t *turn) keepFetched(entry *store.Entry, r *fill) {
 	kept := *entry
 	kept.Took = r.took
 	kept.Version = randomToken()
-	s.keep(t.f.key, t.ticket, &store.Reading{Entry: kept, Found: true, Left: kept.TTL}, time.Now(), false)
+	s.keep(t.f.key, t.ticket, &store.Reading{Entry: kept, Found: true, Left: kept.TTL}, time.Now())
 }
 
 // fetchedMeanwhile is the outcome for a flight that is to fetch without a lease, if the
@@ -548,15 +544,6 @@ func (s *reserve) patience() time.Duration {
 		return hedgeAgain
 	}
 	return max(hedgeAfter, hedgeTimes*time.Duration(s.mean.Load()))
-}
-
-func (s *reserve) timer() *time.Timer {
-	if t, ok := s.timers.Get().(*time.Timer); ok {
-		return t
-	}
-	t := time.NewTimer(time.Hour)
-	t.Stop()
-	return t
 }
 
 // took notes the answer to a read that was sent at the given time.

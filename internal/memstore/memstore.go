@@ -98,9 +98,9 @@ func (m *Store) readyLocked(ctx context.Context) error {
 }
 
 // Read implements [store.Store].
-func (m *Store) Read(_ context.Context, key string, to store.Reader) {
+func (m *Store) Read(_ context.Context, prefix, key string, to store.Reader) {
 	to.Sending()
-	to.Answered(m.read(context.Background(), key))
+	to.Answered(m.read(context.Background(), prefix+key))
 }
 
 // ReadMany implements [store.Store].

@@ -79,7 +79,7 @@ func (s *Store) acquireTogether(ctx context.Context, requests []store.Request, p
 	for j, i := range places {
 		names[j] = s.names.entry(requests[i].Key)
 	}
-	asked := make([]asking, len(places))
+	asked := make([]*asking, len(places))
 	xs := s.exchange(ctx, names, nil, func(j int, err error) { answers[places[j]].Err = err }, func(n *node, some []int) (*queue, *request) {
 		all := make([]invocation, len(some))
 		for k, j := range some {
@@ -87,7 +87,7 @@ func (s *Store) acquireTogether(ctx context.Context, requests []store.Request, p
 			all[k] = asked[j].inv
 		}
 		return n.scripts, scriptRequest(func(late []reply) {
-			s.answeredLate(late, func(k int) *asking { return &asked[some[k]] })
+			s.answeredLate(late, func(k int) *asking { return asked[some[k]] })
 		}, all...)
 	})
 	for _, x := range xs {
@@ -95,9 +95,9 @@ func (s *Store) acquireTogether(ctx context.Context, requests []store.Request, p
 		for k, j := range x.places {
 			i := places[j]
 			if fate == gotAnswer && err == nil {
-				answers[i] = s.entered(&asked[j], classified(x.n, "acquire", x.r.scripts.replies[k]))
+				answers[i] = s.entered(asked[j], classified(x.n, "acquire", x.r.scripts.replies[k]))
 			} else {
-				answers[i] = s.unanswered(&asked[j], fate, err)
+				answers[i] = s.unanswered(asked[j], fate, err)
 			}
 			if s.isUnsettled(ctx, &answers[i]) {
 				again = append(again, i)
@@ -160,12 +160,12 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 func (s *Store) acquireOnce(ctx context.Context, r *store.Request, over store.Token) store.Answer {
 	q := s.ask(r, over)
 	value, fate, err := s.call(ctx, "acquire", q.inv, func(late []reply) {
-		s.answeredLate(late, func(int) *asking { return &q })
+		s.answeredLate(late, func(int) *asking { return q })
 	})
 	if fate != gotAnswer {
-		return s.unanswered(&q, fate, err)
+		return s.unanswered(q, fate, err)
 	}
-	return s.entered(&q, reply{value, err})
+	return s.entered(q, reply{value, err})
 }
 
 // An asking is an acquire with its token, on its way.
@@ -175,18 +175,26 @@ type asking struct {
 	names *names
 	inv   invocation
 	sent  time.Time
+
+	// The memory of the invocation.
+	words       [firstKey + 6 + 13]any
+	ttl, window int64
 }
 
 // ask prepares an acquire and notes its token: the grant may come whatever happens.
-func (s *Store) ask(r *store.Request, over store.Token) asking {
-	q := asking{r: r, token: s.minter.Token(), names: s.names.names(r.Key), sent: time.Now()}
-	q.inv = acquireScript.invoke(6,
+func (s *Store) ask(r *store.Request, over store.Token) *asking {
+	q := &asking{r: r, token: s.minter.Token(), names: s.names.names(r.Key), sent: time.Now()}
+	q.ttl, q.window = r.TTL.Milliseconds(), r.Window.Milliseconds()
+	q.inv = acquireScript.invokeIn(q.words[:0], 6,
 		&q.names.entry, &q.names.lease, &q.names.tries, &q.names.pause, q.names.failed(r.LastHeld), &q.names.failures,
-		q.token[:], r.TTL.Milliseconds(), r.Seen, optional(r.LastHeld), optional(r.Suspect), optional(over),
-		r.MaxAttempts, r.Window.Milliseconds(), s.alive, s.livenessArg())
+		q.token[:], &q.ttl, r.Seen, optional(r.LastHeld), optional(r.Suspect), optional(over),
+		r.MaxAttempts, &q.window, (*keyArg)(&s.alive), s.livenessArg(), &q.names.wake, s.publish(), flag(r.Brief))
 	s.ledger.ask(q.token, r)
 	return q
 }
+
+// livenessWord is where livenessArg stands among the words of an acquire.
+const livenessWord = firstKey + 6 + 9
 
 func optional(t store.Token) []byte {
 	if t.IsZero() {
@@ -294,7 +302,7 @@ func parseAcquire(value any) store.Answer {
 	case "unsubscribed":
 		a.Verdict = verdictUnsubscribed
 	case "held":
-		a.Verdict, a.Holder, a.TTL, a.Unwatched = store.Held, f.token(1), f.millis(2), f.number(3) == 1
+		a.Verdict, a.Holder, a.TTL, a.Unwatched, a.Waiting = store.Held, f.token(1), f.millis(2), f.number(3) == 1, int(f.number(4))
 	case "quarantined":
 		a.Verdict, a.TTL = store.Quarantined, f.millis(1)
 	case "granted":

@@ -11,8 +11,9 @@ import (
 
 // An alarm gives up a batch that takes too long. It is the context that the batch is sent
 // on. A sender uses one alarm for many batches, one after another: a context with a timeout
-// for each costs more than everything else that a lone read does in this process. An alarm
-// that went off is not used again.
+// for each costs more than everything else that a lone read does in this process. Its timer
+// runs on between two batches: a timer that is set and stopped for each wakes a thread each
+// time. An alarm that went off is not used again.
 type alarm struct {
 	q      *queue
 	timer  *time.Timer
@@ -25,7 +26,8 @@ type alarm struct {
 	end      time.Time
 	timeout  time.Duration
 	extended bool
-	why      error // nil until the alarm goes off
+	rings    time.Time // of the timer; zero: it is not set
+	why      error     // nil until the alarm goes off
 }
 
 func newAlarm(q *queue) *alarm {
@@ -36,7 +38,7 @@ func newAlarm(q *queue) *alarm {
 // has gone off already, without one: set then gives up this batch.
 func (a *alarm) set(b *batch) {
 	if off := a.start(b); off != nil {
-		a.goOff(off)
+		a.goOff(off, nil)
 	}
 }
 
@@ -47,22 +49,27 @@ func (a *alarm) start(b *batch) (off error) {
 	a.b, a.values, a.extended = b, b.rs[0].values, false
 	a.timeout = s.timeout(b.weight)
 	a.end = time.Now().Add(a.timeout)
-	if a.timer != nil {
-		a.timer.Reset(a.timeout)
-		return a.why
+	if a.timer == nil {
+		a.unhook = context.AfterFunc(s.ctx, func() { a.goOff(store.ErrClosed, nil) })
+		a.timer = time.AfterFunc(a.timeout, a.ring)
+		a.rings = a.end
+	} else if a.rings.IsZero() || a.rings.After(a.end) {
+		a.startLocked()
 	}
-	a.unhook = context.AfterFunc(s.ctx, func() { a.goOff(store.ErrClosed) })
-	a.timer = time.AfterFunc(a.timeout, a.ring)
-	return nil
+	return a.why
 }
 
-// reset stops the alarm. It reports false if the alarm may have gone off: its timer may then
-// still be about to call ring.
+// startLocked has the timer ring at the end.
+func (a *alarm) startLocked() {
+	a.rings = a.end
+	a.timer.Reset(time.Until(a.end))
+}
+
+// reset ends the batch. It reports false if the alarm has gone off.
 func (a *alarm) reset() bool {
-	stopped := a.timer.Stop()
 	a.mu.Lock()
 	a.b, a.values = nil, nil // a parked sender keeps no results
-	usable := stopped && a.why == nil
+	usable := a.why == nil
 	a.mu.Unlock()
 	if !usable {
 		a.discard()
@@ -75,26 +82,40 @@ func (a *alarm) discard() {
 	a.unhook()
 }
 
-// ring is called when the batch has had its time. If that is noticed late it gets as much
-// again, once: this process may be short of CPU, and the reply already buffered.
+// ring is called by the timer, which may have been set for an earlier batch. If the end of
+// this one is noticed late it gets as much time again, once: this process may be short of
+// CPU, and the reply already buffered.
 func (a *alarm) ring() {
 	a.mu.Lock()
-	end, first := a.end, !a.extended && a.why == nil && a.b != nil
+	a.rings = time.Time{}
+	b, end, first := a.b, a.end, !a.extended
+	early := b != nil && time.Now().Before(end)
+	if early {
+		a.startLocked()
+	}
 	a.mu.Unlock()
+	if b == nil || early {
+		return
+	}
 	if first && a.q.n.isLate(end) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if a.why == nil && a.b != nil {
+		if a.why == nil && a.b == b {
 			a.extended, a.end = true, time.Now().Add(a.timeout)
-			a.timer.Reset(a.timeout)
+			a.startLocked()
 		}
 		return
 	}
-	a.goOff(errTimeout)
+	a.goOff(errTimeout, b)
 }
 
-func (a *alarm) goOff(why error) {
+// goOff gives up the batch under way: only that one, unless only is nil.
+func (a *alarm) goOff(why error, only *batch) {
 	a.mu.Lock()
+	if only != nil && a.b != only {
+		a.mu.Unlock()
+		return
+	}
 	if a.why == nil {
 		a.why = why
 		close(a.done)

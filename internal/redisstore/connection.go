@@ -158,6 +158,7 @@ func (c *connection) close() {
 // swallows everything is so noticed within two seconds.
 const (
 	pingEvery   = 400 * time.Millisecond
+	restsFor    = 4 * time.Second // between two pings while nothing depends on the connection
 	deadAfter   = 1500 * time.Millisecond
 	dialWithin  = time.Second
 	firstRedial = 50 * time.Millisecond

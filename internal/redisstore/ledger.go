@@ -155,6 +155,13 @@ func (l *ledger) holder(key string) store.Token {
 	return store.Token{}
 }
 
+// holds reports whether this process holds a lease.
+func (l *ledger) holds() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.byKey) > 0
+}
+
 // leave keeps the token in mind, for as long as it counts as an attempt: its
 // command was sent, and never answered.
 func (l *ledger) leave(t store.Token) {

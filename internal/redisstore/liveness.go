@@ -136,7 +136,7 @@ func (u *subscription) lookIsDue() bool {
 	case u.sight.seenSince.IsZero():
 		return true
 	}
-	return u.pings%verifyEvery == 0 && (u.sight.lost != lostNothing || u.n.s.feeds.Any())
+	return u.pings%verifyEvery == 0 && (u.sight.lost != lostNothing || u.n.s.feeds.Strict())
 }
 
 // look asks a script on the node whether it sees the subscription, and draws the

@@ -56,6 +56,14 @@ func (s keyspace) entry(k string) string {
 	return s.namespace + ":{" + k + "}"
 }
 
+// entryOf is entry for prefix+k.
+func (s keyspace) entryOf(prefix, k string) string {
+	if plain(prefix, k) {
+		return s.namespace + ":{" + prefix + k + "}"
+	}
+	return s.entry(prefix + k)
+}
+
 // alive is the liveness channel of a process, which stands at its end in
 // hexadecimal: acquire.lua puts others in its place.
 func (s keyspace) alive(p store.Process) string { return s.namespace + ":alive:" + p.String() }

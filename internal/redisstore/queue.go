@@ -115,7 +115,7 @@ func (q *queue) takeLocked() *batch {
 	if len(q.waiting) == 0 || !q.mayGoLocked() {
 		return nil
 	}
-	b, taken, n := &batch{}, load{}, 0
+	b, taken, n := &q.waiting[0].batch, load{}, 0
 	b.rs = b.one[:0]
 	for _, r := range q.waiting {
 		if q.isFull(taken) {

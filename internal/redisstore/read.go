@@ -20,18 +20,23 @@ type reads struct {
 	records []string
 	reader  store.Reader // told when the command is sent; nil: none
 
-	// Once the request is answered: the batch that it went in, and where its names begin
+	// Once the request is answered: the batch that it went in, and where its entries begin
 	// there.
-	batch         *readBatch
-	entry, record int
+	batch *readBatch
+	entry int
+
+	memory *readBatch // of the batch, if the request goes alone; nil: none
 }
 
 // A readBatch is the commands of a batch of reads.
 type readBatch struct {
 	gets    []getCmd
+	one     [1]getCmd // the memory of gets and of its words, if it is one
+	words   [2]any
 	mgets   []*redis.StringSliceCmd // in place of gets
 	records []*redis.SliceCmd
-	now     store.Instant // the node's time, after the answer
+	places  map[string]int // of the records, by name, if there are several requests
+	now     store.Instant  // the node's time, after the answer
 }
 
 const (
@@ -60,10 +65,10 @@ func (n *node) sendReads(ctx context.Context, pipe redis.Pipeliner, rs []*reques
 		return classify("read", err)
 	}
 	n.noteSizes(b)
-	entry, record := 0, 0
+	entry := 0
 	for _, r := range rs {
-		r.reads.batch, r.reads.entry, r.reads.record = b, entry, record
-		entry, record = entry+len(r.reads.entries), record+len(r.reads.records)
+		r.reads.batch, r.reads.entry = b, entry
+		entry += len(r.reads.entries)
 	}
 	return nil
 }
@@ -75,23 +80,25 @@ func (n *node) read(ctx context.Context, pipe redis.Pipeliner, rs []*request) (*
 	for _, r := range rs {
 		entries, records = entries+len(r.reads.entries), records+len(r.reads.records)
 	}
-	b := &readBatch{}
+	b := rs[0].reads.memory
+	if b == nil || len(rs) > 1 {
+		b = &readBatch{}
+	}
 	together := n.single && entries > 1 && !n.s.noMGET.Load()
 	if together {
-		b.addMGETs(ctx, pipe, rs, entries)
+		b.addMGETs(ctx, rs, entries)
 	} else {
-		b.addGETs(ctx, pipe, rs, entries)
+		b.addGETs(ctx, rs, entries)
 	}
 	var now *redis.TimeCmd
 	sent := time.Now()
 	if n.clock.due(sent) {
 		now = redis.NewTimeCmd(ctx, "time")
-		_ = pipe.Process(ctx, now)
 	}
 	if records > 0 {
-		b.addRecords(ctx, pipe, rs, records)
+		b.addRecords(ctx, rs, records)
 	}
-	_, err := pipe.Exec(ctx)
+	err := n.exec(ctx, pipe, b, now)
 	answered := time.Now()
 	if now != nil && now.Err() == nil && !now.Val().IsZero() {
 		n.clock.set(store.Instant(now.Val().UnixMicro()), sent)
@@ -109,30 +116,52 @@ func (n *node) read(ctx context.Context, pipe redis.Pipeliner, rs []*request) (*
 	return b, nil
 }
 
+// exec sends the commands of a batch and waits for their answers. It returns an error if one
+// of them failed.
+func (n *node) exec(ctx context.Context, pipe redis.Pipeliner, b *readBatch, now *redis.TimeCmd) error {
+	if len(b.gets) == 1 && now == nil && len(b.records) == 0 {
+		return n.s.client.Process(ctx, &b.gets[0])
+	}
+	for i := range b.gets {
+		_ = pipe.Process(ctx, &b.gets[i])
+	}
+	for _, c := range b.mgets {
+		_ = pipe.Process(ctx, c)
+	}
+	if now != nil {
+		_ = pipe.Process(ctx, now)
+	}
+	for _, c := range b.records {
+		_ = pipe.Process(ctx, c)
+	}
+	_, err := pipe.Exec(ctx)
+	return err
+}
+
 var errNoTime = errors.New("cache: TIME was not answered")
 
-func (b *readBatch) addGETs(ctx context.Context, pipe redis.Pipeliner, rs []*request, n int) {
-	b.gets = make([]getCmd, 0, n)
-	args := make([]any, 0, 2*n)
+func (b *readBatch) addGETs(ctx context.Context, rs []*request, n int) {
+	b.gets = b.one[:0]
+	args := b.words[:0]
+	if n > 1 {
+		b.gets, args = make([]getCmd, 0, n), make([]any, 0, 2*n)
+	}
 	for _, r := range rs {
 		for i := range r.reads.entries {
 			args = append(args, "get", (*keyArg)(&r.reads.entries[i]))
 			b.gets = append(b.gets, getCmd{StringCmd: redis.NewStringCmd(ctx, args[len(args)-2:len(args):len(args)]...)})
-			c := &b.gets[len(b.gets)-1]
-			c.SetFirstKeyPos(1)
-			_ = pipe.Process(ctx, c)
+			b.gets[len(b.gets)-1].SetFirstKeyPos(1)
 		}
 	}
 }
 
-func (b *readBatch) addMGETs(ctx context.Context, pipe redis.Pipeliner, rs []*request, n int) {
+func (b *readBatch) addMGETs(ctx context.Context, rs []*request, n int) {
 	args := make([]any, 0, n+1+n/mgetNames)
 	from := 0
 	flush := func() {
 		c := redis.NewStringSliceCmd(ctx, args[from:len(args):len(args)]...)
 		c.SetFirstKeyPos(1)
 		b.mgets = append(b.mgets, c)
-		_ = pipe.Process(ctx, c)
 		from = len(args)
 	}
 	for _, r := range rs {
@@ -249,14 +278,16 @@ type entryRead struct {
 	to      store.Reader
 	request request
 	reads   reads
+	alone   readBatch
+	reading store.Reading
 	name    [1]string
 	known   *carried // the tags that the entry is expected to carry; nil: none
 	others  *lookUp  // of their records on other nodes; nil: there are none
 }
 
 // Read implements [store.Store].
-func (s *Store) Read(ctx context.Context, key string, to store.Reader) {
-	name := s.names.entry(key)
+func (s *Store) Read(ctx context.Context, prefix, key string, to store.Reader) {
+	name := s.names.entryOf(prefix, key)
 	n, err := s.topo.node(name)
 	switch {
 	case s.closing.Load():
@@ -269,7 +300,7 @@ func (s *Store) Read(ctx context.Context, key string, to store.Reader) {
 		return
 	}
 	t := &entryRead{s: s, n: n, to: to, name: [1]string{name}, known: s.carried.of(name)}
-	t.reads.entries, t.reads.reader = t.name[:], to
+	t.reads.entries, t.reads.reader, t.reads.memory = t.name[:], to, &t.alone
 	if t.known != nil {
 		t.reads.records, t.others = s.splitLookUp(ctx, n, t.known.records)
 	}
@@ -284,7 +315,7 @@ func (t *entryRead) ended(r *request) {
 		t.to.Answered(nil, r.err)
 		return
 	}
-	reading := &store.Reading{}
+	reading := &t.reading
 	if err := t.reads.reading(t.n, 0, reading); err != nil {
 		t.to.Answered(nil, err)
 		return

@@ -22,6 +22,7 @@ type request struct {
 
 	state atomic.Int32
 	err   error         // classified; of the whole request
+	batch batch         // the memory of the batch that the request is the first of
 	done  chan struct{} // closed when the request has ended; nil: then is told
 	then  interface {   // by the goroutine that ends the request: it must be quick
 		ended(r *request)

@@ -62,8 +62,12 @@ const firstKey = 3
 // as keyArgs.
 // The rest are its arguments.
 func (sc *script) invoke(keys int, words ...any) invocation {
-	all := make([]any, 0, firstKey+len(words))
-	return invocation{sc, append(append(all, "evalsha", sc.sha, keys), words...)}
+	return sc.invokeIn(make([]any, 0, firstKey+len(words)), keys, words...)
+}
+
+// invokeIn is invoke with memory for the words.
+func (sc *script) invokeIn(memory []any, keys int, words ...any) invocation {
+	return invocation{sc, append(append(memory, "evalsha", sc.sha, keys), words...)}
 }
 
 // key is one by which the node is found.
@@ -111,6 +115,7 @@ type scripts struct {
 	all     []invocation
 	replies []reply
 	late    func([]reply) // deals with replies that come after the request was left; nil: nothing does
+	memory  [1]reply      // of the replies, if the script goes alone
 }
 
 // A reply is the answer of a script.
@@ -136,7 +141,9 @@ func scriptRequest(late func([]reply), all ...invocation) *request {
 	r := &struct {
 		request
 		scripts
-	}{scripts: scripts{all: all, late: late}}
+		one [1]invocation // the memory of all, if it is one
+	}{scripts: scripts{late: late}}
+	r.all = append(r.one[:0], all...)
 	r.request.scripts, r.weight = &r.scripts, len(all)
 	for i := range all {
 		r.bytes += all[i].size()
@@ -148,24 +155,31 @@ func scriptRequest(late func([]reply), all ...invocation) *request {
 // that the server does not know, and so has not carried out, are sent again, one of each
 // kind with its source; and once more for each further server that slots have moved to.
 func (n *node) sendScripts(ctx context.Context, pipe redis.Pipeliner, rs []*request) error {
-	var all []*invocation
+	all := make([]*invocation, 0, fullScripts)
 	for _, r := range rs {
 		for i := range r.scripts.all {
 			all = append(all, &r.scripts.all[i])
 		}
 	}
-	replies := make([]reply, len(all))
-	places := make([]int, len(all))
-	for i := range places {
-		places[i] = i
+	replies := rs[0].scripts.memory[:]
+	if len(all) > 1 {
+		replies = make([]reply, len(all))
+	}
+	places := make([]int, 0, fullScripts)
+	for i := range all {
+		places = append(places, i)
+	}
+	unknown := func() bool {
+		places = slices.DeleteFunc(places, func(i int) bool { return !isUnknownScript(replies[i].err) })
+		return len(places) > 0
 	}
 	err := n.pipeline(ctx, pipe, all, places, replies, false)
-	for range n.s.topo.all() {
-		places = slices.DeleteFunc(places, func(i int) bool { return !isUnknownScript(replies[i].err) })
-		if len(places) == 0 {
-			break
+	if unknown() {
+		for range n.s.topo.all() {
+			if err = n.pipeline(ctx, pipe, all, places, replies, true); !unknown() {
+				break
+			}
 		}
-		err = n.pipeline(ctx, pipe, all, places, replies, true)
 	}
 	for _, r := range rs {
 		k := len(r.scripts.all)
@@ -178,11 +192,16 @@ func (n *node) sendScripts(ctx context.Context, pipe redis.Pipeliner, rs []*requ
 // first time if teach is set, and notes the replies. It returns an error if none was
 // answered.
 func (n *node) pipeline(ctx context.Context, pipe redis.Pipeliner, all []*invocation, places []int, replies []reply, teach bool) error {
-	cmds := make([]once, len(places))
-	taught := map[*script]bool{}
-	for j, i := range places {
-		cmds[j] = all[i].command(ctx, teach && !taught[all[i].script])
-		taught[all[i].script] = true
+	cmds := make([]once, 0, fullScripts)
+	var taught map[*script]bool
+	if teach {
+		taught = map[*script]bool{}
+	}
+	for _, i := range places {
+		cmds = append(cmds, all[i].command(ctx, teach && !taught[all[i].script]))
+		if teach {
+			taught[all[i].script] = true
+		}
 	}
 	var failed error
 	if len(cmds) == 1 {

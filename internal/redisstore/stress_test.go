@@ -73,7 +73,7 @@ func TestEachRequestEndsOnceUnderStress(t *testing.T) {
 				switch rng.IntN(4) {
 				case 0:
 					pending.Add(1)
-					s.Read(ctx, fmt.Sprint("k", rng.IntN(50)), &onceReader{t: t, pending: &pending})
+					s.Read(ctx, "", fmt.Sprint("k", rng.IntN(50)), &onceReader{t: t, pending: &pending})
 				case 1:
 					keys := make([]string, 1+rng.IntN(400))
 					for _, r := range storetest.ReadMany(ctx, s, "", keys) {
@@ -139,7 +139,7 @@ func TestCloseEndsEachRequestOnce(t *testing.T) {
 			wg.Go(func() {
 				for i := 0; ; i++ {
 					pending.Add(1)
-					s.Read(context.Background(), "k", &onceReader{t: t, pending: &pending})
+					s.Read(context.Background(), "", "k", &onceReader{t: t, pending: &pending})
 					a := acquire(context.Background(), s, lasting(fmt.Sprint(g, ":", i)))
 					if errors.Is(a.Err, store.ErrClosed) {
 						return

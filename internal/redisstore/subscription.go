@@ -49,7 +49,8 @@ type subscription struct {
 	state    subscriptionState
 	conn     *connection // nil while pausing
 	writing  time.Time   // since when a write is under way; zero: none is
-	heard    time.Time   // when the last sign of life came
+	heard    time.Time   // when the last sign of life came, or none was asked for
+	pinged   time.Time   // when the last ping was written
 	due      time.Time   // pausing: of the next connection
 	wait     time.Duration
 	dialedAt time.Time
@@ -236,10 +237,30 @@ func (u *subscription) ping() {
 		return
 	}
 	u.giveBack = true
+	if u.rests() {
+		u.heard = time.Now()
+		return
+	}
 	if u.pings++; u.lookIsDue() {
 		u.look()
 	}
+	u.pinged = time.Now()
 	u.write(func(ctx context.Context, ps *redis.PubSub) error { return ps.Ping(ctx) })
+}
+
+// rests reports whether no ping is due yet, as nothing depends on the connection: no wake-up
+// is waited for, no lease is held, no near cache relies on it, and the node answers.
+func (u *subscription) rests() bool {
+	s := u.n.s
+	if u.state != live || !u.trusted() || u.sight.lost != lostNothing || u.heard.Before(u.pinged) || time.Since(u.pinged) >= restsFor {
+		return false
+	}
+	for _, ch := range u.channels {
+		if len(ch.watches) > 0 {
+			return false
+		}
+	}
+	return !s.feeds.Strict() && !s.ledger.holds() && !u.n.breaker.open.Load()
 }
 
 // write has the connection written to. Only one write is under way at a time.

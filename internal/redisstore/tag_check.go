@@ -25,21 +25,33 @@ type found struct {
 
 var recordFields = []any{"e", "d", "x", "n", "u"}
 
-// addRecords adds the commands that read the records.
-func (b *readBatch) addRecords(ctx context.Context, pipe redis.Pipeliner, rs []*request, n int) {
+// addRecords adds the commands that read the records: each once, for all requests of the
+// batch that need it.
+func (b *readBatch) addRecords(ctx context.Context, rs []*request, n int) {
 	b.records = make([]*redis.SliceCmd, 0, n)
+	if len(rs) > 1 {
+		b.places = make(map[string]int, n)
+	}
 	for _, r := range rs {
 		for _, name := range r.reads.records {
+			if _, asked := b.places[name]; asked {
+				continue
+			}
+			if b.places != nil {
+				b.places[name] = len(b.records)
+			}
 			c := redis.NewSliceCmd(ctx, append([]any{"hmget", name}, recordFields...)...)
 			b.records = append(b.records, c)
-			_ = pipe.Process(ctx, c)
 		}
 	}
 }
 
 // found is the i-th record that was read.
 func (q *reads) found(n *node, i int) found {
-	fields, err := q.batch.records[q.record+i].Result()
+	if q.batch.places != nil {
+		i = q.batch.places[q.records[i]]
+	}
+	fields, err := q.batch.records[i].Result()
 	switch {
 	case err == nil:
 		return parseRecord(fields)

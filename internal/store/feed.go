@@ -14,10 +14,11 @@ type Invalidation struct {
 
 // A Feed tells a near cache what to forget, and whether it can be relied on.
 type Feed struct {
-	epoch  atomic.Uint64
-	last   atomic.Uint64
-	forget func(Invalidation)
-	close  func()
+	epoch   atomic.Uint64
+	last    atomic.Uint64
+	relaxed atomic.Bool
+	forget  func(Invalidation)
+	close   func()
 }
 
 // Epoch is zero while invalidations may be missed, and otherwise a number that stays the
@@ -27,6 +28,9 @@ func (f *Feed) Epoch() uint64 { return f.epoch.Load() }
 
 // Last is the epoch now or, while invalidations may be missed, the one before.
 func (f *Feed) Last() uint64 { return f.last.Load() }
+
+// Relax says that it does no harm if the store notices late that invalidations are missed.
+func (f *Feed) Relax() { f.relaxed.Store(true) }
 
 // Close ends the feed. Call it once.
 func (f *Feed) Close() { f.close() }
@@ -67,6 +71,18 @@ func (fs *Feeds) Any() bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	return len(fs.all) > 0
+}
+
+// Strict reports whether there is a feed that is not relaxed.
+func (fs *Feeds) Strict() bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	for f := range fs.all {
+		if !f.relaxed.Load() {
+			return true
+		}
+	}
+	return false
 }
 
 // Forget passes an invalidation on to all feeds.

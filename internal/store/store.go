@@ -11,10 +11,10 @@ import (
 // Errors are sorted: [ErrUnavailable] if no answer came, [ErrRefused] if the store
 // answered that it won't, [ErrClosed] after Close. A miss is no error.
 type Store interface {
-	// Read asks for the entry under key and returns at once. r is told when the command is
+	// Read asks for the entry under prefix+key and returns at once. r is told when the command is
 	// sent, and gets the answer, maybe before Read returns; after the store's timeout at the
 	// latest. Of ctx it uses the values only.
-	Read(ctx context.Context, key string, r Reader)
+	Read(ctx context.Context, prefix, key string, r Reader)
 
 	// ReadMany reads prefix+key for each of the keys, in as few round trips as it can. It
 	// calls each once for every key, by its place in keys, in any order, one after the
@@ -85,6 +85,9 @@ type Request struct {
 	// Suspect is a holder that looked unwatched 50 ms ago or longer. If it still does, its
 	// lease is taken over.
 	Suspect Token
+	// Brief says that the caller will ask again at once if the lease is held: of the answer
+	// Held it needs no more than the Holder. The rest may be zero.
+	Brief bool
 	// Once returns the error of an acquire that was not answered, instead of asking once
 	// more: the caller has other means.
 	Once bool
@@ -123,6 +126,7 @@ type Answer struct {
 	Lease     *Lease        // Granted
 	Holder    Token         // Held
 	Unwatched bool          // Held: its process was watched at the grant, and is not now
+	Waiting   int           // Held: processes that wait for the holder, as far as is known
 	TTL       time.Duration // Held: left of the lease; Paused, Quarantined: left of that
 	Failure   []byte        // Failed, Paused: as given to Return
 	Reading   *Reading      // HasEntry

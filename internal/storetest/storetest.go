@@ -152,7 +152,7 @@ type Read struct {
 // StartRead begins to read a key.
 func StartRead(ctx context.Context, s store.Store, key string) *Read {
 	r := &Read{done: make(chan struct{})}
-	s.Read(ctx, key, r)
+	s.Read(ctx, "", key, r)
 	return r
 }
 

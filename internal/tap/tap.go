@@ -28,13 +28,13 @@ func New(s store.Holder) *Store { return &Store{Store: s.Unwrap()} }
 func (s *Store) Unwrap() store.Store { return s }
 
 // Read implements [store.Store].
-func (s *Store) Read(ctx context.Context, key string, to store.Reader) {
+func (s *Store) Read(ctx context.Context, prefix, key string, to store.Reader) {
 	s.Lone.Add(1)
 	if s.OnRead == nil {
-		s.Store.Read(ctx, key, to)
+		s.Store.Read(ctx, prefix, key, to)
 		return
 	}
-	s.Store.Read(ctx, key, &reader{to, func(r *store.Reading, err error) (*store.Reading, error) { return s.OnRead(key, r, err) }})
+	s.Store.Read(ctx, prefix, key, &reader{to, func(r *store.Reading, err error) (*store.Reading, error) { return s.OnRead(prefix+key, r, err) }})
 }
 
 type reader struct {

@@ -155,12 +155,12 @@ func (w *world) dismiss(c *passage) {
 func (g *gate) Unwrap() store.Store { return g }
 
 // Read implements [store.Store].
-func (g *gate) Read(ctx context.Context, key string, to store.Reader) {
+func (g *gate) Read(ctx context.Context, prefix, key string, to store.Reader) {
 	go func() { // ends with the call
 		var a answer
-		lost := g.pass(context.WithoutCancel(ctx), "read "+key, func() func(*book) {
+		lost := g.pass(context.WithoutCancel(ctx), "read "+prefix+key, func() func(*book) {
 			to.Sending()
-			g.Store.Read(ctx, key, &a)
+			g.Store.Read(ctx, prefix, key, &a)
 			return nil
 		})
 		if lost != nil {

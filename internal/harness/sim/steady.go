@@ -25,11 +25,11 @@ type steady struct {
 func (s steady) Unwrap() store.Store { return s }
 
 // Read implements [store.Store].
-func (s steady) Read(ctx context.Context, key string, to store.Reader) {
+func (s steady) Read(ctx context.Context, prefix, key string, to store.Reader) {
 	if s.apart && caller(ctx) != nil {
-		to = &laggingReader{to, func(err error) { s.lag(context.WithoutCancel(ctx), key, err) }}
+		to = &laggingReader{to, func(err error) { s.lag(context.WithoutCancel(ctx), prefix+key, err) }}
 	}
-	s.Store.Read(ctx, key, to)
+	s.Store.Read(ctx, prefix, key, to)
 }
 
 // A laggingReader is told of an error a little later.

@@ -12,6 +12,9 @@
 --       9 own channel           which the caller's process is subscribed to: it ends in
 --                               the process, in 16 hexadecimal digits
 --      10 liveness              1, or 0 where processes can't be watched
+--      11 wake channel          which waiting processes are subscribed to
+--      12 SPUBLISH              if that is a sharded channel, or PUBLISH
+--      13 brief                 1: of a holder, only its token is to be told
 --
 -- Replies
 --   {"entry", bytes, s, us}         an entry is stored that the caller has not seen;
@@ -19,7 +22,9 @@
 --   {"failed", failure}             the fetch of last-held failed
 --   {"paused", failure, pttl}       no process may fetch yet
 --   {"unsubscribed"}                the caller's own process isn't watched on this node
---   {"held", token, pttl, u}        u: 1 if it was watched when granted and isn't now
+--   {"held", token, pttl, u, n}     u: 1 if it was watched when granted and isn't now;
+--                                   n: how many processes wait for it, or fewer. In a brief
+--                                   answer these are 0
 --   {"quarantined", pttl}           too many holders died
 --   {"granted", taken over, tries, failures}
 --                                   taken over: 1 if the holder before had died;
@@ -36,14 +41,13 @@ end
 -- denied every process counts as watched: no ACL declares a holder dead.
 local function unwatched(reply, nth) return reply.err == nil and reply[2 * nth] == 0 end
 
--- For a caller that has seen nothing of the key there is most often nothing at all.
--- One EXISTS then saves five commands. Where it is denied, those are sent.
-local nothing = seen == '' and ARGV[4] == '' and
-  redis.pcall('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]) == 0
-local function get(key) return not nothing and redis.call('GET', key) end
-
-local lease = get(KEYS[2])
+local lease = redis.call('GET', KEYS[2])
 if lease and #lease ~= 17 then lease = false end -- foreign bytes are no lease
+
+-- For a caller that has seen nothing of the key there is most often nothing at all.
+-- One EXISTS then saves four commands. Where it is denied, those are sent.
+local nothing = not lease and seen == '' and ARGV[4] == '' and
+  redis.pcall('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[6]) == 0
 
 -- A script that stores an entry or a failure ends the lease. So while the lease is the
 -- one that was last answered "held", this caller has seen all entries and failures.
@@ -59,20 +63,23 @@ if not nothing and (not lease or lease:sub(1, 16) ~= ARGV[4]) then
     local failure = redis.call('GET', KEYS[5])
     if failure then return {'failed', failure} end
   end
-  local pause = redis.call('GET', KEYS[4])
+  -- While there is a lease there is no pause: under one no lease is granted.
+  local pause = not lease and redis.call('GET', KEYS[4])
   if pause then
     local left = redis.call('PTTL', KEYS[4])
     if left ~= -1 then return {'paused', pause, left} end -- one without an end is foreign
   end
 end
 
--- One command tells of the caller and of the holder.
-local liveness, abandoned = ARGV[10] == '1', false
+if lease and ARGV[13] == '1' and lease:sub(1, 16) ~= over then return {'held', lease:sub(1, 16), 0, 0, 0} end
+
+-- One command tells of the caller, of the holder and of those that wait for it.
+local liveness, abandoned, waiting = ARGV[10] == '1', false, 0
 if liveness then
   local reply
   if lease and lease:sub(17, 17) == '1' then
-    reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9], channel(lease))
-    abandoned = unwatched(reply, 2)
+    reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9], channel(lease), ARGV[11])
+    abandoned, waiting = unwatched(reply, 2), reply[6] or 0
   else
     reply = redis.pcall('PUBSUB', 'NUMSUB', ARGV[9])
   end
@@ -90,7 +97,8 @@ if lease then
       left = tonumber(ARGV[2])
       redis.call('PEXPIRE', KEYS[2], left)
     end
-    return {'held', holder, left, abandoned and 1 or 0}
+    if ARGV[12] == 'SPUBLISH' then waiting = redis.pcall('PUBSUB', 'SHARDNUMSUB', ARGV[11])[2] or 0 end
+    return {'held', holder, math.max(left, 1), abandoned and 1 or 0, waiting}
   end
 end
 
@@ -116,7 +124,7 @@ if limit > 0 and liveness and tries >= limit then
 end
 
 -- Commands that fail on keys of a foreign type come before the lease is set.
-local failures = tonumber(get(KEYS[6]) or 0) or 0
+local failures = tonumber(not nothing and redis.call('GET', KEYS[6]) or 0) or 0
 tries = tries + redis.call('SADD', KEYS[3], token)
 redis.call('PEXPIRE', KEYS[3], ARGV[8])
 redis.call('SET', KEYS[2], token .. (liveness and '1' or '0'), 'PX', ARGV[2])

@@ -15,8 +15,13 @@ if not lease or lease:sub(1, 16) ~= ARGV[1] then
 end
 local now = redis.call('TIME')
 local function four(n) return string.char(math.floor(n / 16777216) % 256, math.floor(n / 65536) % 256, math.floor(n / 256) % 256, n % 256) end
-redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-redis.call('SETRANGE', KEYS[1], 32, four(tonumber(now[1])) .. four(tonumber(now[2])))
+local written = four(tonumber(now[1])) .. four(tonumber(now[2]))
+if ARGV[6] == '1' then
+  redis.call('SET', KEYS[1], ARGV[2]:sub(1, 32) .. written .. ARGV[2]:sub(41), 'PX', ARGV[3])
+else -- large: not to be copied
+  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  redis.call('SETRANGE', KEYS[1], 32, written)
+end
 redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 if ARGV[8] then redis.pcall(ARGV[7], ARGV[4], ARGV[8]) end
 redis.pcall(ARGV[7], ARGV[4], ARGV[5] .. (ARGV[6] == '1' and ARGV[2] or ''))
