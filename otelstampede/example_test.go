@@ -1,10 +1,13 @@
 package otelstampede_test
 
 import (
+	"context"
+	"fmt"
 	"log"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
@@ -12,18 +15,28 @@ import (
 )
 
 func ExampleNew() {
-	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	tel, err := otelstampede.New(otelstampede.Options{}) // the global providers
+	spans := tracetest.NewInMemoryExporter() // stands in for your exporter
+	provider := trace.NewTracerProvider(trace.WithSyncer(spans))
+
+	tel, err := otelstampede.New(otelstampede.Options{TracerProvider: provider}) // the global ones by default
 	if err != nil {
 		log.Fatal(err)
 	}
-	store, err := cache.NewRedis(client, cache.Options{Namespace: "shop", Observer: tel})
+	defer tel.Close()
+	store, err := cache.NewMemory(cache.MemoryOptions{}) // cache.NewRedis takes tel in Options.Observer
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer store.Close()
 	users, err := guard.New[string](store, "users", guard.Policy{TTL: time.Minute, Observer: tel})
 	if err != nil {
 		log.Fatal(err)
 	}
-	_ = users
+	defer users.Close()
+
+	_, err = users.Get(context.Background(), "42", func(context.Context) (string, error) { return "Ada", nil })
+	for _, s := range spans.GetSpans() {
+		fmt.Println(s.Name, err)
+	}
+	// Output: fetch users <nil>
 }

@@ -1,11 +1,12 @@
 package promstampede_test
 
 import (
+	"context"
+	"fmt"
 	"log"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
@@ -13,16 +14,39 @@ import (
 )
 
 func ExampleNew() {
-	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	registry := prometheus.NewRegistry() // or the default one, by prometheus.MustRegister
 	metrics := promstampede.New()
-	prometheus.MustRegister(metrics)
-	store, err := cache.NewRedis(client, cache.Options{Namespace: "shop", Observer: metrics})
+	registry.MustRegister(metrics)
+
+	store, err := cache.NewMemory(cache.MemoryOptions{}) // cache.NewRedis takes metrics in Options.Observer
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer store.Close()
 	users, err := guard.New[string](store, "users", guard.Policy{TTL: time.Minute, Observer: metrics})
 	if err != nil {
 		log.Fatal(err)
 	}
-	_ = users
+	defer users.Close()
+
+	for range 4 {
+		_, err = users.Get(context.Background(), "42", func(context.Context) (string, error) { return "Ada", nil })
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if n := m.GetCounter().GetValue(); n > 0 && f.GetName() == "stampede_requests_total" {
+				fmt.Println(m.GetLabel()[2].GetValue(), n)
+			}
+		}
+	}
+	// Output:
+	// own_fetch 1
+	// store 3
 }
