@@ -9,21 +9,41 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/otelstampede"
 )
 
 func ExampleNew() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	tel, err := otelstampede.New(otelstampede.Options{}) // the global providers
+	if err != nil {
+		log.Fatal(err)
+	}
+	store, err := cache.NewRedis(client, cache.Options{Namespace: "shop", Observer: tel})
+	if err != nil {
+		log.Fatal(err)
+	}
+	users, err := guard.New[string](store, "users", guard.Policy{TTL: time.Minute, Observer: tel})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = users
+}
+
+// A fetch is a span.
+func ExampleTelemetry() {
 	spans := tracetest.NewInMemoryExporter() // stands in for your exporter
 	provider := trace.NewTracerProvider(trace.WithSyncer(spans))
 
-	tel, err := otelstampede.New(otelstampede.Options{TracerProvider: provider}) // the global ones by default
+	tel, err := otelstampede.New(otelstampede.Options{TracerProvider: provider})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer tel.Close()
-	store, err := cache.NewMemory(cache.MemoryOptions{}) // cache.NewRedis takes tel in Options.Observer
+	store, err := cache.NewMemory(cache.MemoryOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}

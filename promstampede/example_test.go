@@ -8,17 +8,35 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/promstampede"
 )
 
 func ExampleNew() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	metrics := promstampede.New()
+	prometheus.MustRegister(metrics)
+	store, err := cache.NewRedis(client, cache.Options{Namespace: "shop", Observer: metrics})
+	if err != nil {
+		log.Fatal(err)
+	}
+	users, err := guard.New[string](store, "users", guard.Policy{TTL: time.Minute, Observer: metrics})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = users
+}
+
+// The requests are counted by the source of their values.
+func ExampleCollector() {
 	registry := prometheus.NewRegistry() // or the default one, by prometheus.MustRegister
 	metrics := promstampede.New()
 	registry.MustRegister(metrics)
 
-	store, err := cache.NewMemory(cache.MemoryOptions{}) // cache.NewRedis takes metrics in Options.Observer
+	store, err := cache.NewMemory(cache.MemoryOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
