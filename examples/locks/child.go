@@ -13,7 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/lock"
 )
 
-// An order is what a child is to do.
+// An order is the task of a child.
 type order struct {
 	Technique string
 	Addrs     []string
@@ -26,7 +26,7 @@ type order struct {
 	Wait      time.Duration // before it begins
 }
 
-// A message is what a child tells: In and Out of a time in which it worked under the lock.
+// A message is a report of a child: In and Out of a time in which it worked under the lock.
 type message struct {
 	In, Out time.Time
 	Begins  bool   // it has just begun to work
@@ -115,7 +115,7 @@ func (c *contender) ours(clients []*redis.Client) error {
 		return err
 	}
 	defer func() { _ = l.Close() }()
-	c.sent.Reset() // of what opening a store needs
+	c.sent.Reset() // the commands that opened the store
 	for range c.o.Rounds {
 		err := l.Do(context.Background(), name, func(ctx context.Context, _ *lock.Lock) error {
 			c.work(ctx)

@@ -1,5 +1,5 @@
 // Command locks runs the locks on Redis that articles recommend, as they print them, in real
-// processes beside package lock, and shows what each does under faults:
+// processes beside package lock, and shows the behaviour of each under faults:
 //
 //	go run ./examples/locks [-runs 3] [-json]
 //
@@ -85,7 +85,7 @@ func slow(first order) func(i int) (order, bool) {
 	}
 }
 
-// A result is what some runs of one fault have shown.
+// A result summarizes some runs of one fault.
 type result struct {
 	Name         string  `json:"name"`
 	Runs         int     `json:"runs"`

@@ -29,7 +29,7 @@ import (
 
 const maxAttempts = 5
 
-// A message is what a worker tells: "acquired", "error", "success" with the time, or
+// A message is a report of a worker: "acquired", "error", "success" with the time, or
 // "ended" with the report.
 type message struct {
 	What    string
@@ -113,7 +113,7 @@ type outcome struct {
 // A span is an attempt, from acquired to its end or to the death of its process.
 type span struct{ from, to time.Time }
 
-// A fleet is the workers, and what they have told.
+// A fleet is the workers, and their reports.
 type fleet struct {
 	addr  string
 	quiet bool

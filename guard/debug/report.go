@@ -16,7 +16,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/measure"
 )
 
-// A Report is what the page shows, as JSON. Durations are seconds.
+// A Report is the content of the page, as JSON. Durations are seconds.
 type Report struct {
 	Time    time.Time `json:"time"`
 	Process int       `json:"pid"`
@@ -103,7 +103,7 @@ type Failure struct {
 	Ago  float64 `json:"ago"`
 }
 
-// A Key is what the store tells of one key: the view of the whole fleet.
+// A Key is the store's state of one key: the view of the whole fleet.
 type Key struct {
 	Guard       string  `json:"guard"`
 	Key         string  `json:"key"`

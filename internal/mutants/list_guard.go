@@ -23,7 +23,7 @@ func guardMutants() []Mutant {
 		in("guard", "an entry that an acquire returned is for all callers", "	o.moment = f.moment\n	if f.kind == forced {", "	o.moment = always\n	if f.kind == forced {", Sim(1000, "P3")),
 		in("guard", "a failure that an acquire told is for all callers", "return &outcome{err: decodeFailure(a.Failure, &f.e.policy), moment: f.heldMoment}", "return &outcome{err: decodeFailure(a.Failure, &f.e.policy), moment: always}",
 			Sim(3000, "old failure")),
-		in("guard", "a value whose fill was refused is for all callers", "		o.moment = end.start\n	}\n	if entry == nil {", "		_ = o\n	}\n	if entry == nil {", Sim(1000, "P3", "sharing")),
+		in("guard", "a value with a refused fill is for all callers", "		o.moment = end.start\n	}\n	if entry == nil {", "		_ = o\n	}\n	if entry == nil {", Sim(1000, "P3", "sharing")),
 		in("guard", "a waiter does not ask again after it is confirmed", "	if f.abandoned() {\n		return retryOutcome()", "	if f.unwatched.IsZero() {\n		return f.wait(ctx, left)\n	}\n	if f.abandoned() {\n		return retryOutcome()", Sim(300, "P4 returns")),
 		in("guard", "a value that was not modified keeps no stamp of its own", "entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = old.Stamp.Epoch, old.Stamp.N, stamp.N", "entry.Renewed = stamp.N",
 			Test("guard", "TestDeleteTagHidesEarlierFetchesFromLaterCallers", "TestDeletedValueIsNeverRenewed", "TestRenewalKeepsTheTagsOfTheValue")),

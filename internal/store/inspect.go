@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// An Inspector is a [Store] that tells what it knows of a key's lease. It changes nothing.
+// An Inspector is a [Store] that tells the state of a key's lease. It changes nothing.
 type Inspector interface {
 	Inspect(ctx context.Context, key string) (KeyState, error)
 }
 
-// A KeyState is what all processes share of a key besides its entry.
+// A KeyState is the shared state of a key besides its entry.
 type KeyState struct {
 	Holder     Token         // of the lease; zero: none
 	Lease      time.Duration // left of the lease

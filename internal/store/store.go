@@ -158,7 +158,7 @@ type Returned struct {
 	Err error
 }
 
-// A ChangeKind says what a [Change] does.
+// A ChangeKind selects the effect of a [Change].
 type ChangeKind byte
 
 const (
