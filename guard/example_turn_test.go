@@ -87,3 +87,30 @@ func ExampleTurn_Also() {
 	fmt.Println(r.Value, err)
 	// Output: the page <nil>
 }
+
+// A fetch that changes something elsewhere looks whether its lease is lost, by a Delete for
+// example.
+func ExampleFill_Lost() {
+	store := exampleStore()
+	defer store.Close()
+	orders, err := guard.New[string](store, "orders", guard.Policy{TTL: time.Minute})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer orders.Close()
+
+	ctx := context.Background()
+	_, err = orders.Load(ctx, "42", func(ctx context.Context, f *guard.Fill[string]) (string, error) {
+		if err := orders.Delete(ctx, "42"); err != nil { // by another process, as a rule
+			return "", err
+		}
+		select {
+		case <-f.Lost():
+			return "", errors.New("not sent: another process may send it")
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	})
+	fmt.Println(err)
+	// Output: not sent: another process may send it
+}

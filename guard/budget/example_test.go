@@ -136,3 +136,22 @@ func ExampleAdvise() {
 	fmt.Println(advice.Remaining, "of", advice.Limit, "until", advice.Reset)
 	// Output: 3 of 60 until 20s
 }
+
+// An operator stops all calls of the fleet to an upstream for a while.
+func ExampleBudget_Pause() {
+	rdb, stop := exampleClient()
+	defer stop()
+	allowance, err := budget.New(rdb, "vendor", budget.Limit{Rate: 100, Per: time.Second}, budget.Options{Namespace: "shop"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer allowance.Close()
+
+	ctx := context.Background()
+	if err := allowance.Pause(ctx, 10*time.Minute); err != nil {
+		log.Fatal(err)
+	}
+	state, err := allowance.Peek(ctx)
+	fmt.Println("paused:", state.Paused.Round(time.Minute), err)
+	// Output: paused: 10m0s <nil>
+}

@@ -96,3 +96,40 @@ func ExampleTransport_Purge() {
 	// upstream: GET /EURUSD
 	// 1.08 <nil>
 }
+
+// While the upstream fails, clients get the last good response.
+func ExampleHostPolicy() {
+	down := false
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if down {
+			http.Error(w, "down", http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Cache-Control", "max-age=0")
+		w.Header().Set("ETag", `"1"`)
+		fmt.Fprint(w, "1.08")
+	}))
+	defer api.Close()
+	store, err := cache.NewMemory(cache.MemoryOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	rt, err := transport.New(store, transport.Options{
+		Hosts: map[string]transport.HostPolicy{
+			api.Listener.Addr().String(): {StaleIfError: time.Hour},
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rt.Close()
+
+	client := &http.Client{Transport: rt}
+	exampleGet(client, api.URL)
+	down = true
+	exampleGet(client, api.URL)
+	// Output:
+	// 1.08 <nil>
+	// 1.08 <nil>
+}
