@@ -116,7 +116,7 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	for i, t := range turns {
 		fills[i] = t.newFill(l.told)
 		t.start = e.flights.startFetch(t.f)
-		if t.lease == nil && e.coherence != nil {
+		if e.reserve != nil {
 			t.ticket = e.coherence.ticket(t.f.key)
 		}
 	}

@@ -206,11 +206,15 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	if ctx == nil {
 		return Result[V]{}, g.engine.misused(ctx)
 	}
-	rd, o := g.engine.lookups.readHedged(ctx, key, func(why error) *outcome { return g.engine.fromReserve(key, anyAge, why) })
+	e, t := g.engine, ticket{}
+	if e.reserve != nil {
+		t = e.coherence.ticket(key)
+	}
+	rd, o := e.lookups.readHedged(ctx, key, func(why error) *outcome { return e.fromReserve(key, anyAge, why) })
 	if o != nil {
 		return g.resultOf(o)
 	}
-	return g.peeked(ctx, key, rd)
+	return g.peeked(ctx, key, t, rd)
 }
 
 // PeekMany is Peek for many keys. A key that is not stored, or known not to exist, is
@@ -223,9 +227,9 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 	}
 	var failed []error
 	var of []string
-	at := time.Now()
+	at, tickets := time.Now(), g.engine.coherence.manyTickets(keys)
 	g.engine.readMany(ctx, keys, func(i int, r *store.Reading, err error) {
-		result, err := g.peekedMany(ctx, keys[i], keep(r, err, at))
+		result, err := g.peekedMany(ctx, keys[i], tickets.of(i), keep(r, err, at))
 		switch {
 		case err == nil:
 			results[keys[i]] = result
@@ -237,16 +241,16 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 }
 
 // peekedMany is peeked, but for a key of the reserve if the store did not answer.
-func (g *Guard[V]) peekedMany(ctx context.Context, key string, rd *read) (Result[V], error) {
+func (g *Guard[V]) peekedMany(ctx context.Context, key string, t ticket, rd *read) (Result[V], error) {
 	if rd.err != nil {
 		if o := g.engine.fromReserve(key, anyAge, rd.err); o != nil {
 			return g.resultOf(o)
 		}
 	}
-	return g.peeked(ctx, key, rd)
+	return g.peeked(ctx, key, t, rd)
 }
 
-func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V], error) {
+func (g *Guard[V]) peeked(ctx context.Context, key string, t ticket, rd *read) (Result[V], error) {
 	e := g.engine
 	if o := e.endedFor(ctx, rd.err); o != nil {
 		return Result[V]{}, e.errorFor(o)
@@ -254,6 +258,7 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V],
 	if rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
+	e.answered()
 	if rd = e.unlessQueued(key, rd); rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
@@ -268,9 +273,10 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V],
 	if err != nil {
 		return Result[V]{}, ErrMiss
 	}
-	o := &outcome{value: value, source: FromStore, stored: true, entry: r}
+	o := &outcome{value: value, source: FromStore, stored: true, entry: r, at: rd.at}
 	if !r.Fresh() {
 		o.source = Stale
 	}
+	e.keepReserved(key, t, o)
 	return g.resultOf(o)
 }

@@ -19,7 +19,7 @@ type turn struct {
 	source  Source       // of the value, for the caller that fetches
 	leave   func()       // gives back the slot of an unguarded fetch; nil: there is none
 	part    *part
-	ticket  ticket // from before a fetch without a lease
+	ticket  ticket // from before the fetch; of a guard with a reserve
 	start   uint64 // sequence number of the fetch's start
 	dropped atomic.Bool
 	settled bool
@@ -134,6 +134,7 @@ func (end *ending) returned(done store.Returned) {
 	}
 	if entry.Kind == store.Value {
 		o.entry = &store.Reading{Entry: *entry, Found: true, Left: entry.TTL}
+		f.e.keepReserved(f.key, end.t.ticket, o) // also of a refresh, or a Turn, that no caller waits for
 	}
 }
 

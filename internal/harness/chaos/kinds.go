@@ -17,6 +17,7 @@ const (
 	kindFailing = "failing"
 	kindCold    = "cold"
 	kindTagged  = "tagged"
+	kindReserve = "reserve"
 
 	opDelete    = "delete"
 	opSet       = "set"
@@ -75,6 +76,10 @@ var kinds = []kind{
 		name: kindTagged, keys: 6, weight: 10, burst: 4, fetch: 40 * time.Millisecond, changed: true, raced: true,
 		policy: guard.Policy{TTL: 3 * time.Second},
 		opts:   []guard.Option[string]{guard.TagsOf(func(key, _ string) []string { return tagsOf(key) })},
+	},
+	{
+		name: kindReserve, keys: 6, weight: 10, burst: 4, fetch: 60 * time.Millisecond, changed: true, single: true,
+		policy: guard.Policy{TTL: 2 * time.Second, Stale: time.Second, Reserve: guard.Reserve{MaxBytes: 1 << 20}},
 	},
 	{
 		name: "slow", keys: 3, weight: 3, burst: 4, fetch: 2 * time.Second, deaf: true,
