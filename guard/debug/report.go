@@ -283,7 +283,7 @@ func (r Rates) Line(name string) template.HTMLAttr {
 	return template.HTMLAttr(`points="` + b.String() + `"`) //nolint:gosec // numbers only
 }
 
-// Text describes the chart to readers who do not see it.
+// Text describes the chart for readers that do not see it.
 func (r Rates) Text() string {
 	last := func(v []float64) string {
 		if len(v) == 0 {

@@ -15,6 +15,6 @@ type KeyState struct {
 	Holder     Token         // of the lease; zero: none
 	Lease      time.Duration // left of the lease
 	Pause      time.Duration // left of the pause; 0: none
-	Attempts   int           // that are under way, or whose process died
+	Attempts   int           // that are under way, or ended with their process
 	Remembered time.Duration // for how long these are remembered
 }

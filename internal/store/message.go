@@ -102,7 +102,7 @@ type Watch struct {
 // watchBuffer holds more wake-ups than a key sees between two looks.
 const watchBuffer = 16
 
-// NewWatch returns a watch whose Close calls the given function, for authors of
+// NewWatch returns a watch that calls the given function on Close, for authors of
 // stores.
 func NewWatch(closer func()) *Watch {
 	c := make(chan Message, watchBuffer)
