@@ -259,7 +259,7 @@ func TestBooksAreClosedOnceANight(t *testing.T) {
 }
 
 func TestPaidCallIsSettledAtItsCost(t *testing.T) {
-	spent := &bill{}
+	spent := make(bill, 1)
 	answers, err := guard.New[string](newMemory(t), "answers", guard.Policy{TTL: time.Hour, Budget: spent, Cost: 2_000})
 	if err != nil {
 		t.Fatal(err)
@@ -268,15 +268,15 @@ func TestPaidCallIsSettledAtItsCost(t *testing.T) {
 	got, err := ask(t.Context(), answers, "why?", func(context.Context, string) (answer, error) {
 		return answer{"because", 700}, nil
 	})
-	if got != "because" || err != nil || spent.settled != 700 {
-		t.Errorf("got %q, error %v, settled at %d", got, err, spent.settled)
+	if settled := <-spent; got != "because" || err != nil || settled != 700 {
+		t.Errorf("got %q, error %v, settled at %d", got, err, settled)
 	}
 }
 
-// A bill is a budget that grants everything.
-type bill struct{ settled int }
+// A bill is a budget that grants everything. It holds the actual cost of a call.
+type bill chan int
 
-func (b *bill) Spend(context.Context, guard.Spending) (guard.Expense, error) { return b, nil }
-func (b *bill) Exhausted(guard.Priority) bool                                { return false }
-func (b *bill) Known() guard.BudgetState                                     { return guard.BudgetState{} }
-func (b *bill) Settle(actual int)                                            { b.settled = actual }
+func (b bill) Spend(context.Context, guard.Spending) (guard.Expense, error) { return b, nil }
+func (b bill) Exhausted(guard.Priority) bool                                { return false }
+func (b bill) Known() guard.BudgetState                                     { return guard.BudgetState{} }
+func (b bill) Settle(actual int)                                            { b <- actual }

@@ -6,6 +6,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -99,9 +100,9 @@ func ExampleTransport_Purge() {
 
 // While the upstream fails, clients get the last good response.
 func ExampleHostPolicy() {
-	down := false
+	var down atomic.Bool
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if down {
+		if down.Load() {
 			http.Error(w, "down", http.StatusServiceUnavailable)
 			return
 		}
@@ -127,7 +128,7 @@ func ExampleHostPolicy() {
 
 	client := &http.Client{Transport: rt}
 	exampleGet(client, api.URL)
-	down = true
+	down.Store(true)
 	exampleGet(client, api.URL)
 	// Output:
 	// 1.08 <nil>
