@@ -35,6 +35,8 @@
 //   - memory: the store is a memory store, and a gate in place of the network holds
 //     and loses calls. The gate takes the place of the look into Redis.
 //
+// Package lock has a play of its own, which is shorter: [RunLocks].
+//
 // [Run] tells which decisions are left to the runtime, and how far a seed replays in
 // spite of it.
 package sim
