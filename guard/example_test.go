@@ -10,8 +10,6 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
-	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -90,7 +88,7 @@ func Example() {
 	// EURUSD 1.0842
 }
 
-// All that is wrong is told at once.
+// New reports all mistakes at once.
 func ExampleNew_invalid() {
 	store := exampleStore()
 	defer store.Close()
@@ -182,7 +180,7 @@ func ExampleRetryAfter() {
 	// asked: 1 paused: true
 }
 
-// That something doesn't exist is an answer, and cached for Policy.Negative.
+// ErrNotFound is an answer, and cached for Policy.Negative.
 func ExampleGuard_Get_notFound() {
 	store := exampleStore()
 	defer store.Close()
@@ -204,7 +202,7 @@ func ExampleGuard_Get_notFound() {
 	// Output: true 1
 }
 
-// Registered sentinels can be told with errors.Is in other processes.
+// errors.Is finds registered sentinels in other processes.
 func ExampleRemoteError() {
 	errQuota := errors.New("quota used up")
 	policy := guard.Policy{TTL: time.Minute, Errors: map[string]error{"quota": errQuota}}
@@ -273,8 +271,7 @@ func ExampleGuard_Delete() {
 	// Output: true
 }
 
-// Unlike Delete, Expire leaves something to serve while the value is fetched
-// anew.
+// Unlike Delete, Expire leaves a value to serve while it is fetched anew.
 func ExampleGuard_Expire() {
 	store := exampleStore()
 	defer store.Close()
@@ -294,7 +291,7 @@ func ExampleGuard_Expire() {
 	// Output: Ada stale <nil>
 }
 
-// Refresh fetches though the stored value is fresh; everybody else is served that
+// MaxAge(0) fetches though the stored value is fresh. Other callers are served that value
 // meanwhile.
 func ExampleMaxAge() {
 	store := exampleStore()
@@ -322,7 +319,7 @@ func ExampleMaxAge() {
 	// EURUSD 1.1 <nil>
 }
 
-// Stats are numbers for a dashboard, and what is under way now.
+// Stats are numbers for a dashboard, and the flights that are under way.
 func ExampleGuard_Stats() {
 	store := exampleStore()
 	defer store.Close()
@@ -455,7 +452,7 @@ func ExamplePolicy_softTimeout() {
 	// Grace <nil>
 }
 
-// A private value goes to the caller that fetched it, and to nobody else.
+// A private value goes to the caller that fetched it, and to no other.
 func ExampleFill_private() {
 	store := exampleStore()
 	defer store.Close()
@@ -507,32 +504,4 @@ func ExampleLogObserver() {
 	// Output:
 	// level=WARN msg="stampede: fill_too_large" guard=names key=42 bytes=25
 	// Ada, Countess of Lovelace <nil>
-}
-
-// The test of the README: in a bubble a minute passes at once.
-func TestNamesAreFetchedOnceAMinute(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, err := cache.NewMemory(cache.MemoryOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer store.Close()
-		names, err := guard.New[string](store, "names", guard.Policy{TTL: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer names.Close()
-
-		fetches := 0
-		for range 120 {
-			_, _ = names.Get(t.Context(), "42", func(context.Context) (string, error) {
-				fetches++
-				return "Ada", nil
-			})
-			time.Sleep(time.Second)
-		}
-		if fetches != 2 {
-			t.Errorf("%d fetches in two minutes, want 2", fetches)
-		}
-	})
 }

@@ -112,7 +112,7 @@ func ours(closer func(), b lock.Backend, takeOver bool) (*client, error) {
 	}, func() { _ = l.Close(); closer() }}, nil
 }
 
-// A result is what one system needed: medians.
+// A result is the cost of one system: medians.
 type result struct {
 	System       string  `json:"system"`
 	AloneUS      float64 `json:"alone_us"`
@@ -250,7 +250,7 @@ func measureHandOver(s *system, addr string, rounds int) ([]time.Duration, error
 	return times, unlock()
 }
 
-// order is what a child that holds a lock is told.
+// order is the command for a child that holds a lock.
 type order struct{ System, Addr, Name string }
 
 // hold takes a lock, tells, and waits for its end.

@@ -29,7 +29,7 @@ import (
 	"github.com/stampedeguard/stampede/promstampede"
 )
 
-// child is one process: guards under load, and what shows them. It ends with its standard
+// child is one process: guards under load, and their reports. It ends with its standard
 // input.
 func child() error {
 	ctx, cancel := context.WithCancel(context.Background())

@@ -151,7 +151,7 @@ type span struct {
 	Took            time.Duration
 }
 
-// links prints the waits whose fetch ran in the other process, one a second at most.
+// links prints the waits for fetches of the other process, one a second at most.
 type links struct {
 	mu      sync.Mutex
 	to      io.Writer

@@ -125,7 +125,7 @@ func (l *load) change(ctx context.Context) error {
 	return l.users.Delete(ctx, fmt.Sprintf("user-%d", rand.IntN(200)))
 }
 
-// die asks for keys whose fetch kills the process. "fragile" kills the first process at
+// die asks for keys with a fetch that kills the process. "fragile" kills the first process at
 // its first attempt: the second process takes the lease over. "poison" kills the first
 // process at each attempt: it is quarantined.
 func (l *load) die(ctx context.Context) error {

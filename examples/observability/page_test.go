@@ -25,7 +25,7 @@ import (
 // screenshotsEnv names the directory for screenshots; unset: none are kept.
 const screenshotsEnv = "OBSERVABILITY_SCREENSHOTS"
 
-// A browser is a real one, which notes what it complains about and asks for.
+// A browser is a real one, which records its complaints and its requests.
 type browser struct {
 	t   *testing.T
 	ctx context.Context

@@ -1,5 +1,5 @@
-// Command outage shows an outage of Redis to four kinds of caches, side by side: what callers
-// wait for, and how many fetches reach the origin, before, during and after.
+// Command outage shows an outage of Redis to four kinds of caches, side by side: how long
+// callers wait, and how many fetches reach the origin, before, during and after.
 package main
 
 import (

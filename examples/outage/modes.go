@@ -68,7 +68,7 @@ func (p *plain) value(ctx context.Context, key string) (string, error) {
 
 func (p *plain) close() error { return nil }
 
-// shared is plain whose callers of one key share its reads and fetches in the process.
+// shared is plain, and callers of one key share its reads and fetches in the process.
 type shared struct {
 	*plain
 	group singleflight.Group

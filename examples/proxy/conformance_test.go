@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// The tables of conformance_*_test.go ask of the running proxy what the public
-// suite http-tests/cache-tests asks of any cache: the upstream's bytes are
+// The tables of conformance_*_test.go ask of the running proxy the same as the
+// public suite http-tests/cache-tests asks of any cache: the upstream's bytes are
 // scripted, the client sees bytes, and nothing else is known. Time is told by Age:
 // a response that arrives with an Age above its lifetime is stale.
 
@@ -24,14 +24,14 @@ type story struct {
 	steps []step
 }
 
-// A step is a request, what the upstream answers if it is asked, and what has to
-// come of it.
+// A step is a request, the upstream's answer if it is asked, and the required
+// outcome.
 type step struct {
 	method string   // default GET
 	path   string   // appended to the story's own; "?a=b" or "/b"
 	send   []string // the request's header lines
 
-	// What the upstream answers. Raw, if it isn't empty, is all of it, and the
+	// The upstream's answer. Raw, if it isn't empty, is all of it, and the
 	// connection is closed after it. The default body says which request it answers.
 	status int // default 200
 	header []string
@@ -39,23 +39,23 @@ type step struct {
 	raw    string
 
 	want       outcome
-	wantStatus int // default: status, and 200 of what is cached
+	wantStatus int // default: status, and 200 of a cached response
 	wantBody   string
 	wantHeader []string // "Name: value", or "Name:" for one that must not be there
-	until      string   // repeat until this is the body: what was sent may be stored a moment later
+	until      string   // repeat until this is the body: a sent response may be stored a moment later
 	asked      []string // lines that the upstream must have been sent, as wantHeader
-	wantURI    string   // what the upstream must have been asked for; as path
+	wantURI    string   // the URI that the upstream must have been asked for; as path
 }
 
-// An outcome is who answered.
+// An outcome is the source of the answer.
 type outcome string
 
 const (
 	origin    outcome = "origin"    // the upstream, to this very request
-	cached    outcome = "cached"    // nobody was asked
+	cached    outcome = "cached"    // the upstream was not asked
 	validated outcome = "validated" // the upstream was asked on a condition, and the stored body served
 	stale     outcome = "stale"     // the stored body, and the upstream is asked in the background
-	instead   outcome = "instead"   // the upstream was asked, and the stored body served instead of what it said
+	instead   outcome = "instead"   // the upstream was asked, and the stored body served instead of its answer
 	either    outcome = "either"    // no matter
 )
 
@@ -162,7 +162,7 @@ func (s *scripted) answer(req *http.Request) (text string, last bool) {
 	return text2.String(), false
 }
 
-// startOn starts a proxy in front of what listens there.
+// startOn starts a proxy in front of the server that listens there.
 func startOn(t *testing.T, c config) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -241,7 +241,7 @@ func run(t *testing.T, s *scripted, tr *http.Transport, url string, i int, st *s
 		t.Fatalf("step %d: %v", i+1, err)
 	}
 	for n := before; st.want == origin && n == before && strings.Contains(resp.Header.Get("Cache-Status"), "collapsed"); n, _ = s.asked() {
-		// A failure is shared with those who come before it is over, which is a moment
+		// A failure is shared with requests that come before it is over, which is a moment
 		// after it was sent.
 		resp.Body.Close()
 		if resp, err = tr.RoundTrip(req); err != nil { //nolint:bodyclose // as above
@@ -254,8 +254,8 @@ func run(t *testing.T, s *scripted, tr *http.Transport, url string, i int, st *s
 		t.Fatalf("step %d: %v, after %q", i+1, err, body)
 	}
 	for n, _ := s.asked(); st.want == stale && n == before; n, _ = s.asked() {
-		// It is asked in the background; or not yet, by a request that came before what
-		// the last one was sent had been stored, and had its share of that.
+		// It is asked in the background; or not yet, by a request that came before the
+		// last response had been stored, and shared it.
 		again, err := tr.RoundTrip(req)
 		if err != nil {
 			t.Fatalf("step %d: %v", i+1, err)

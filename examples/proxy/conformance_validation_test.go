@@ -122,7 +122,7 @@ func TestConformanceConditions(t *testing.T) {
 	})
 }
 
-// A 304 updates what is stored, but for what describes the stored body.
+// A 304 updates the stored header, but for the fields that describe the stored body.
 func TestConformanceUpdates(t *testing.T) {
 	var stories []story
 	for name, updates := range map[string]bool{

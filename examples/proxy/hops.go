@@ -30,7 +30,7 @@ func hops(next http.Handler) http.Handler {
 	})
 }
 
-// reflect answers TRACE with what was received, but for what identifies the client
+// reflect answers TRACE with the received message, but for fields that identify the client
 // (RFC 9110, 9.3.8).
 func reflect(w http.ResponseWriter, r *http.Request) {
 	r = r.Clone(r.Context())

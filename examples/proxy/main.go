@@ -4,7 +4,7 @@
 //	go run ./examples/proxy -listen 127.0.0.1:8080 -upstream http://127.0.0.1:9000
 //
 // It speaks HTTP/1.1 and, to clients that know it does, HTTP/2 without TLS (h2c).
-// With -redis several of it share what they store, and one of them at a time asks
+// With -redis several proxies share their entries, and one of them at a time asks
 // the upstream for a page.
 package main
 
@@ -109,13 +109,13 @@ func serve(ctx context.Context, l net.Listener, c config) error {
 // passes upgrades, trailers and informational responses on.
 func reverse(upstream *url.URL) http.Handler {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DisableCompression = true // what the client accepts is between it and the upstream
+	transport.DisableCompression = true // the client's encodings are between it and the upstream
 	transport.MaxIdleConnsPerHost = 256
 	return &httputil.ReverseProxy{
 		Transport:     transport,
 		FlushInterval: -1, // at once
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.Out.URL.RawQuery = r.In.URL.RawQuery // also what isn't a form
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // also a query that isn't a form
 			r.SetURL(upstream)
 			r.Out.Host = r.In.Host
 			r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]

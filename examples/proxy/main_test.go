@@ -131,7 +131,7 @@ func TestProxyPassesUpgrades(t *testing.T) {
 	}
 }
 
-// An upstream that breaks off is nobody's page.
+// A response that breaks off is no page.
 func TestProxyStoresNoBrokenResponse(t *testing.T) {
 	var runs atomic.Int32
 	addr := start(t, func(w http.ResponseWriter, r *http.Request) {
@@ -156,7 +156,8 @@ func TestProxyStoresNoBrokenResponse(t *testing.T) {
 	if body, err := get(); err == nil {
 		t.Errorf("%q", body)
 	}
-	// Who comes before the proxy is done with the broken one waits for it, and is told.
+	// A request that comes before the proxy is done with the broken response waits for it, and
+	// gets its error.
 	body, err := get()
 	for err == nil && strings.Contains(body, "waited for") {
 		body, err = get()

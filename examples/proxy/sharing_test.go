@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Whoever says who he is never sees what another was sent, by whatever detour, if
-// the upstream doesn't say that it is for all.
+// A client with credentials never gets the response to another client, by any detour,
+// unless the upstream says that the response is for all.
 func TestNobodySeesWhatAnotherWasSent(t *testing.T) {
 	identities := map[string]func(who string) string{
 		"Authorization": func(who string) string { return "Bearer " + who },
@@ -85,8 +85,8 @@ func TestNobodySeesWhatAnotherWasSent(t *testing.T) {
 	}
 }
 
-// Requests as only somebody with a bad plan writes them: none may poison what
-// others are sent, or leave bytes on the connection for the next.
+// Requests of an attacker: none may poison the responses to others, or leave bytes on
+// the connection for the next request.
 func TestOddRequestsPoisonNothing(t *testing.T) {
 	addr := start(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -133,7 +133,7 @@ func TestOddRequestsPoisonNothing(t *testing.T) {
 			}
 			odd, _ := io.ReadAll(resp.Body)
 			resp.Body.Close()
-			if !resp.Close { // what is left of it must not be another request
+			if !resp.Close { // its remaining bytes must not be another request
 				fmt.Fprintf(conn, "GET /next HTTP/1.1\r\nHost: good.example\r\nConnection: close\r\n\r\n")
 				if next, err := http.ReadResponse(r, nil); err == nil {
 					b, _ := io.ReadAll(next.Body)

@@ -39,7 +39,7 @@ type Budget struct {
 	limit   Limit
 	opts    Options
 	server  *server
-	detach  func()    // ends what the observers were told of the budget
+	detach  func()    // ends the observation of the budget
 	alive   *presence // nil without MaxInFlight
 	gates   [guard.Critical + 1]gate
 
@@ -143,7 +143,7 @@ func checkClient(rdb redis.UniversalClient) error {
 // Name returns the budget's name.
 func (b *Budget) Name() string { return b.name }
 
-// Limit is what the budget allows, with its defaults filled in.
+// Limit returns the limit, with its defaults filled in.
 func (b *Budget) Limit() Limit { return b.limit }
 
 // Close gives back the slots of this process's calls and ends the budget's goroutines.

@@ -59,7 +59,7 @@ func (p *presence) run() {
 
 // session returns when the connection fails, and when the server is closed.
 func (p *presence) session() error {
-	// A PubSub whose connection fails dials a new one before Receive returns. On a context
+	// After its connection failed a PubSub dials a new one before Receive returns. On a context
 	// that has ended that dial fails at once.
 	spent, spend := context.WithCancel(context.WithoutCancel(p.server.ctx))
 	defer spend()

@@ -1,4 +1,4 @@
-// Package debug shows what guards do, on a page for people and as JSON for programs.
+// Package debug shows the work of guards, on a page for people and as JSON for programs.
 //
 //	page, err := debug.New(debug.Options{})
 //	users, err := guard.New[User](store, "users", guard.Policy{TTL: time.Minute, Observer: page})
@@ -36,7 +36,7 @@ type Options struct {
 
 	// AllowReset adds a button to each paused or quarantined key, which calls
 	// [guard.Guard.Reset]. It takes a POST from the page itself, with a token that the
-	// page holds. Whoever may open the page may then reset keys. Default false.
+	// page holds. All viewers of the page may then reset keys. Default false.
 	AllowReset bool
 
 	// MaxGuards and MaxKeys bound the lists of the page: guards, and for each guard the

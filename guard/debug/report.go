@@ -16,7 +16,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/measure"
 )
 
-// A Report is what the page shows, as JSON. Durations are seconds.
+// A Report is the content of the page, as JSON. Durations are seconds.
 type Report struct {
 	Time    time.Time `json:"time"`
 	Process int       `json:"pid"`
@@ -103,7 +103,7 @@ type Failure struct {
 	Ago  float64 `json:"ago"`
 }
 
-// A Key is what the store tells of one key: the view of the whole fleet.
+// A Key is the store's state of one key: the view of the whole fleet.
 type Key struct {
 	Guard       string  `json:"guard"`
 	Key         string  `json:"key"`
@@ -283,7 +283,7 @@ func (r Rates) Line(name string) template.HTMLAttr {
 	return template.HTMLAttr(`points="` + b.String() + `"`) //nolint:gosec // numbers only
 }
 
-// Text describes the chart to readers who do not see it.
+// Text describes the chart for readers that do not see it.
 func (r Rates) Text() string {
 	last := func(v []float64) string {
 		if len(v) == 0 {

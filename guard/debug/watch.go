@@ -16,7 +16,7 @@ const (
 	samples     = 60
 )
 
-// watched is what the page itself remembers of the guards of one name. Page.mu guards it.
+// watched is the page's own record of the guards of one name. Page.mu guards it.
 type watched struct {
 	history []totals // oldest first, at most samples+1
 	stopped map[string]stop

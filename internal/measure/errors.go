@@ -10,7 +10,7 @@ import (
 )
 
 // ErrorType returns the class of an error that a guard returned, from a short and fixed
-// list: for metrics, whose labels must not be error texts. It is empty for nil, and
+// list: for metrics, as their labels must not be error texts. It is empty for nil, and
 // "other" for an error of the fetch that no guard knows.
 func ErrorType(err error) string {
 	var exhausted *guard.ExhaustedError

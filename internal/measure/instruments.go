@@ -1,4 +1,4 @@
-// Package measure says what is measured of guards, stores and budgets: the names, units and
+// Package measure lists the measurements of guards, stores and budgets: the names, units and
 // attributes of the metrics, how an event is recorded, and which numbers are read when
 // metrics are collected. The adapters to OpenTelemetry and Prometheus only translate it.
 package measure

@@ -124,7 +124,7 @@ func (r *Registry) detach(remove func()) func() {
 	}
 }
 
-// A Named is what all guards of one name have done.
+// A Named is the sum of all guards of one name.
 type Named struct {
 	Name  string
 	Live  []Guard

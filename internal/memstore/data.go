@@ -10,7 +10,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// data are what joined stores share: they play the server.
+// data is shared by joined stores: it plays the server.
 type data struct {
 	// mu guards everything here, all keys, and the fields of Store that say so. It is never
 	// held while anything is waited for.
@@ -22,7 +22,7 @@ type data struct {
 	fence uint64    // of the last grant of any lock
 	began time.Time // the clock of entries starts here
 
-	// lru holds the keys that have an entry; bytes is what those cost. All
+	// lru holds the keys that have an entry; bytes is their cost. All
 	// removals go through it, see evicted.
 	lru      *simplelru.LRU[string, *key]
 	bytes    int64
@@ -37,7 +37,7 @@ type data struct {
 // go faster than new ones come.
 const sweepKeys = 4
 
-// entryAllowance is about what an entry takes up besides its bytes and its key.
+// entryAllowance is about the memory of an entry besides its bytes and its key.
 const entryAllowance = 256
 
 func newData(opts Options) (*data, error) {
@@ -56,7 +56,7 @@ func (d *data) instant() store.Instant {
 	return store.Instant(d.began.UnixMicro() + time.Since(d.began).Microseconds())
 }
 
-// find returns the key without what has expired, or nil if nothing is left.
+// find drops the expired parts of the key and returns the rest, or nil if nothing is left.
 func (d *data) find(name string, now time.Time) *key {
 	k := d.keys[name]
 	if k != nil && d.purge(k, now) {
@@ -65,7 +65,7 @@ func (d *data) find(name string, now time.Time) *key {
 	return k
 }
 
-// make is find, and makes the key if need be. Whoever may leave it empty calls
+// make is find, and makes the key if need be. A caller that may leave it empty calls
 // tidy.
 func (d *data) make(name string, now time.Time) *key {
 	d.sweep(now)
@@ -78,7 +78,7 @@ func (d *data) make(name string, now time.Time) *key {
 	return k
 }
 
-// sweep drops what has expired from a few keys.
+// sweep drops the expired parts of a few keys.
 func (d *data) sweep(now time.Time) {
 	for range sweepKeys {
 		if d.hand >= len(d.ring) {
@@ -91,7 +91,7 @@ func (d *data) sweep(now time.Time) {
 	}
 }
 
-// purge drops what has expired from k, and k itself if nothing is left: then it
+// purge drops the expired parts of k, and k itself if nothing is left: then it
 // reports true.
 func (d *data) purge(k *key, now time.Time) bool {
 	if k.entry != nil && passed(k.entryEnds, now) {
@@ -131,8 +131,8 @@ func (d *data) put(k *key, b []byte, ends time.Time) {
 // drop removes k's entry, if it has one.
 func (d *data) drop(k *key) { d.lru.Remove(k.name) }
 
-// evicted is called by lru for each entry that leaves it, asked to or not. What
-// else the key holds stays: a lease above all.
+// evicted is called by lru for each entry that leaves it, asked to or not. The
+// rest of the key stays: a lease above all.
 func (d *data) evicted(_ string, k *key) {
 	d.bytes -= k.cost()
 	k.entry = nil

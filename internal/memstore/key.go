@@ -44,7 +44,7 @@ type lease struct {
 // ends is when the lease runs out by itself.
 func (l *lease) ends() time.Time { return l.renewed.Add(l.ttl) }
 
-// left is what PTTL would answer for a lease that was renewed just now.
+// left is the answer of PTTL for a lease that was renewed just now.
 func (l *lease) left(now time.Time) time.Duration { return min(l.ends().Sub(now), l.ttl) }
 
 func (k *key) cost() int64 {
@@ -59,7 +59,7 @@ func (k *key) empty() bool {
 		len(k.failed) == 0 && len(k.watches) == 0
 }
 
-// purge drops what has expired, but for the entry.
+// purge drops all expired parts but the entry.
 func (k *key) purge(now time.Time) {
 	if k.lease != nil && passed(k.lease.ends(), now) {
 		k.endLease(now)

@@ -83,7 +83,7 @@ func (d *data) publishLock(op *store.LockOp) {
 	}
 }
 
-// lock returns the lock without what has expired.
+// lock returns the lock without its expired parts.
 func (d *data) lock(op *store.LockOp, now time.Time) *lock {
 	l := d.locks[op.Key]
 	if l == nil {

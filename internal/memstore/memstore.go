@@ -21,7 +21,7 @@ type Options struct {
 
 // A Store is a process on some data, which others may share. A renewal can't fail here,
 // so a lease is held until it is returned or until Request.RenewFor and Request.TTL have
-// both passed. It keeps no goroutine: what has expired is dropped when it is next met,
+// both passed. It keeps no goroutine: an expired part is dropped at its next use,
 // and each write looks at a few other keys besides.
 type Store struct {
 	data   *data

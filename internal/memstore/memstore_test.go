@@ -81,7 +81,7 @@ func read(t *testing.T, m *memstore.Store, key string) *store.Reading {
 	return r
 }
 
-// acquire asks for a key whose entry was read.
+// acquire asks for the lease of a key after a read of its entry.
 func acquire(t *testing.T, m *memstore.Store, key, seen string) store.Answer {
 	t.Helper()
 	r := store.Request{Key: key, Seen: seen, TTL: time.Minute, Window: time.Hour}

@@ -8,8 +8,8 @@ func manyMutants() []Mutant {
 		in(redisStore, "a pipeline's answers are given to each other's keys", `classified(x.n, "acquire", x.r.scripts.replies[k])`, `classified(x.n, "acquire", x.r.scripts.replies[len(x.places)-1-k])`,
 			Sim(100, "value", "fence", "P2", "error", "leak").Of("many")),
 	), []Mutant{
-		{Name: "a batch stores what was refused", Patches: []Patch{insistent}, Check: Sim(300, "P2").Of("many")},
-		{Name: "a batch stores what was refused, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3").Of("many")},
+		{Name: "a batch stores refused values", Patches: []Patch{insistent}, Check: Sim(300, "P2").Of("many")},
+		{Name: "a batch stores refused values, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3").Of("many")},
 		in("guard", "a batch takes its stamp after its fetch", "	ends := make([]ending, len(turns))\n	for i, t := range turns {\n		ends[i] = t.endSafely(fills[i])", "	p.stamp, p.stampErr = p.l.e.store.Stamp(p.l.ctx)\n	ends := make([]ending, len(turns))\n	for i, t := range turns {\n		ends[i] = t.endSafely(fills[i])",
 			Test("guard", "TestTagDeletedWhileABatchIsFetched")),
 		in("guard", "the last part of a batch uses the first one's stamp", "!waited && p.keys.now == 0 && turns", "!waited && turns", Test("guard", "TestTagDeletedBeforeAPartSpoilsNothing")),

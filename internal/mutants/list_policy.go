@@ -6,7 +6,7 @@ import "slices"
 func policyMutants() []Mutant {
 	return slices.Concat(quick(
 		in("guard", "a message with tags decides a flight", "		if len(r.Entry.Tags) > 0 {\n			return nil // one may", "		if false {\n			return nil // one may", Sim(3000, "P3").Of("tags")),
-		in("guard", "a value whose tag was expired meanwhile is shared with all", "if !o.stored && end.tagged || entry.Flags&store.FlagExpired != 0 {", "if false {",
+		in("guard", "a value with a tag that was expired meanwhile is shared with all", "if !o.stored && end.tagged || entry.Flags&store.FlagExpired != 0 {", "if false {",
 			Test("guard", "TestTagExpiredDuringAFetchMakesItsValueStale", "TestDeleteTagHidesEarlierFetchesFromLaterCallers")),
 		in("guard", "a fetch is made though its budget is exhausted", "	if err != nil {\n		p.settleUnpaid(turns, err)\n		return nil, nil, paid\n	}", "", Sim(300, "budget").Of("budget")),
 		in("guard/budget/lua", "a budget refuses nothing", "if wait > tonumber(ARGV[4]) then", "if false then", Sim(300, "budget").Of("budget")),
@@ -17,7 +17,7 @@ func policyMutants() []Mutant {
 		in("guard", "a flight that has waited uses the stamp from before", "p.keys.now == 0 && turns[0].f.watch == nil {", "p.keys.now == 0 {", Test("guard", "TestTagDeletedBeforeAWaiterFetchesSpoilsNothing")),
 		in("guard", "a value without a stamp is stored with its tags", "if p.stampErr != nil || p.stamp == (store.Stamp{}) {", "if false {", Test("guard", "TestTaggedValuesNeedTheClockOfTags")),
 		in("guard", "the attempts of a batch are remembered for one part", "		r.Window += r.RenewFor - f.request.RenewFor\n", "", Test("guard", "TestAttemptsOfABatchOutlastItsLeases")),
-		in("guard", "a batch goes on though nobody wants it", "		t.part.cancel(errNotWanted)\n", "		_ = errNotWanted\n", Test("guard", "TestUnwantedBatchIsCancelled")),
+		in("guard", "an unwanted batch goes on", "		t.part.cancel(errNotWanted)\n", "		_ = errNotWanted\n", Test("guard", "TestUnwantedBatchIsCancelled")),
 		in("guard", "an exhausted budget is not told to waiters", "			end.fail(why) // waiters", "			end.out = &outcome{err: why, moment: end.start} // waiters", Test("guard", "TestExhaustionIsToldToWaitersInOtherProcesses")),
 		in("guard", "refreshes are as important as callers", "s.Priority, s.MaxWait = Background, 0", "s.MaxWait = 0", Test("guard", "TestRefreshesGiveWayToCallers")),
 		in("guard/budget", "a grant whose answer comes too late is kept", "		if r.first == 0 {\n			(&expense{b: b, cost: s.Cost, slot: slot, taken: r.taken}).Settle(0)\n		}", "		_ = r", Test("guard/budget", "TestGrantThatComesTooLateIsRefunded")),

@@ -24,7 +24,7 @@ var insistent = Patch{
 // storeMutants are of the stores.
 func storeMutants() []Mutant {
 	return slices.Concat(quick(
-		Mutant{Name: "the store writes what fill refused", Patches: []Patch{insistent}, Check: Sim(100, "P2")},
+		Mutant{Name: "the store writes a refused fill", Patches: []Patch{insistent}, Check: Sim(100, "P2")},
 		in("guard", "reads join one that was sent before", "	case !lk.sent.Load():\n", "	case lk != nil:\n", Sim(1000, "P3")),
 		in(redisStore, "the client may send scripts again by itself", "NoRetry() bool { return true }", "NoRetry() bool { return false }",
 			Test(redisStore, "TestScriptIsNotSentAgainByTheClient")),
@@ -32,7 +32,7 @@ func storeMutants() []Mutant {
 			"	s.topo.close()\n	err := s.releaseAll(s.ledger.held())\n", Test(redisStore, "TestCloseReleasesItsLeasesWhileItIsWatched")),
 		in(memoryStore, "the memory store fills without its lease", "	if !k.heldBy(l.Token) {\n		m.giveUp", "	if false {\n		m.giveUp", Sim(1000, "P2").Of("memory")),
 	), []Mutant{
-		{Name: "the store writes what fill refused, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3")},
+		{Name: "the store writes a refused fill, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3")},
 		in(redisStore, "a deleted tag does not refuse a fill", "case uint64(deleted) > e.Stamp.N:", "case false:",
 			Test("internal/harness/linear", "TestHistoriesAreLinearizable")),
 		in(redisStore, "a record that may have forgotten a deletion counts", `store.Epoch([]byte(epoch)), text(4) != "1"`, "store.Epoch([]byte(epoch)), true", Test(redisStore, "TestUnsettledTagRecordHidesEntries")),

@@ -29,9 +29,9 @@ var invalidatedRows = []invalidatedRow{
 	{rule{"9111 4.4", "those of another host aren't"}, "POST http://a/x", 201, "Location: http://b/y", []string{"http://a/x"}},
 	{rule{"9111 4.4", "those of another scheme aren't"}, "POST http://a/x", 201, "Location: https://a/y", []string{"http://a/x"}},
 	{rule{"9111 4.4", "those of another port aren't"}, "POST http://a/x", 201, "Location: http://a:8080/y", []string{"http://a/x"}},
-	{rule{"9111 4.4", "what is relative is so to the target"}, "POST http://a/x/y", 201, "Location: z", []string{"http://a/x/y", "http://a/x/z"}},
+	{rule{"9111 4.4", "a relative URL is so to the target"}, "POST http://a/x/y", 201, "Location: z", []string{"http://a/x/y", "http://a/x/z"}},
 	{rule{"9111 4.4", "each is there once"}, "POST http://a/x", 201, "Location: /x\nContent-Location: /x", []string{"http://a/x"}},
-	{rule{"9111 4.4", "what isn't a URL is ignored"}, "POST http://a/x", 201, "Location: http://a:b:c/%zz", []string{"http://a/x"}},
+	{rule{"9111 4.4", "text that isn't a URL is ignored"}, "POST http://a/x", 201, "Location: http://a:b:c/%zz", []string{"http://a/x"}},
 }
 
 func TestInvalidated(t *testing.T) {

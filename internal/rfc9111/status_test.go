@@ -23,11 +23,11 @@ var statusRows = []statusRow{
 	{rule{"9211 2", "a cache is named by a token"}, rfc9111.Status{Cache: "zebra"}, "zebra"},
 	{rule{"9211 2", "or by a string, where the name can't be one"}, rfc9111.Status{Cache: "my \"cache\""}, `"my \"cache\""`},
 	{rule{"9211 2.1", "hit"}, rfc9111.Status{Cache: "a", Hit: true}, "a;hit"},
-	{rule{"9211 2.1", "hit excludes fwd and what goes with it"}, rfc9111.Status{Cache: "a", Hit: true, Fwd: "miss", FwdStatus: 200, Stored: true, Collapsed: true}, "a;hit"},
+	{rule{"9211 2.1", "hit excludes fwd and its parameters"}, rfc9111.Status{Cache: "a", Hit: true, Fwd: "miss", FwdStatus: 200, Stored: true, Collapsed: true}, "a;hit"},
 	{rule{"9211 2.2", "fwd"}, rfc9111.Status{Cache: "a", Fwd: rfc9111.FwdURIMiss}, "a;fwd=uri-miss"},
 	{rule{"9211 2.3", "fwd-status"}, rfc9111.Status{Cache: "a", Fwd: rfc9111.FwdStale, FwdStatus: 304}, "a;fwd=stale;fwd-status=304"},
 	{rule{"9211 2.4", "ttl in seconds"}, rfc9111.Status{Cache: "a", Hit: true, TTL: left(90 * time.Second)}, "a;hit;ttl=90"},
-	{rule{"9211 2.4", "ttl is negative for what is stale"}, rfc9111.Status{Cache: "a", Hit: true, TTL: left(-500 * time.Millisecond)}, "a;hit;ttl=-1"},
+	{rule{"9211 2.4", "ttl is negative for a stale response"}, rfc9111.Status{Cache: "a", Hit: true, TTL: left(-500 * time.Millisecond)}, "a;hit;ttl=-1"},
 	{rule{"9211 2.4", "ttl of zero is there"}, rfc9111.Status{Cache: "a", Hit: true, TTL: left(0)}, "a;hit;ttl=0"},
 	{rule{"9211 2.5", "stored"}, rfc9111.Status{Cache: "a", Fwd: rfc9111.FwdMiss, Stored: true}, "a;fwd=miss;stored"},
 	{rule{"9211 2.6", "collapsed"}, rfc9111.Status{Cache: "a", Fwd: rfc9111.FwdMiss, Collapsed: true}, "a;fwd=miss;collapsed"},
@@ -59,7 +59,7 @@ func TestStatusIsAppended(t *testing.T) {
 	if len(was) != 1 {
 		t.Error("the lines that were there have changed")
 	}
-	h.Set("Cache-Status", "what is this?")
+	h.Set("Cache-Status", "no list?")
 	rfc9111.Status{Cache: "a", Hit: true}.AppendTo(h)
 	if got := h["Cache-Status"]; !slices.Equal(got, []string{"a;hit"}) {
 		t.Errorf("after a malformed field: %q", got)

@@ -25,7 +25,7 @@ var varyRows = []varyRow{
 	{rule{"9111 4.1", "* on another line matches nothing"}, "Vary: \nVary: *", nil, false},
 	{rule{"9111 4.1", "two * match nothing"}, "Vary: *, *", nil, false},
 	{rule{"9111 4.1", "empty elements nominate nothing"}, "Vary: , ,", nil, true},
-	{rule{"9111 4.1", "what isn't a field name matches nothing"}, "Vary: Foo Bar", nil, false},
+	{rule{"9111 4.1", "text that isn't a field name matches nothing"}, "Vary: Foo Bar", nil, false},
 }
 
 func TestVary(t *testing.T) {

@@ -24,11 +24,11 @@ const MaxTTL = math.MaxUint32 * time.Millisecond
 // are not theirs. A store treats a damaged entry as a miss that the next fill overwrites.
 var ErrDamaged = errors.New("cache: damaged or foreign bytes")
 
-// Kind says what an entry stands for.
+// Kind tells values, failures and markers apart.
 type Kind byte
 
 const (
-	// Value is an entry whose payload is a value.
+	// Value is an entry with a value as its payload.
 	Value Kind = 1
 	// Negative says that the fetch answered "does not exist". It has no payload.
 	Negative Kind = 2

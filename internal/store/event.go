@@ -2,10 +2,10 @@ package store
 
 import "time"
 
-// An EventKind says what happened to a store.
+// An EventKind names an event of a store.
 type EventKind string
 
-// What a store reports. The names are stable: logs and metrics may use them.
+// The reports of a store. The names are stable: logs and metrics may use them.
 const (
 	BreakerOpened    EventKind = "breaker_opened"
 	BreakerClosed    EventKind = "breaker_closed"

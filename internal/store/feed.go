@@ -12,7 +12,7 @@ type Invalidation struct {
 	Tag string // empty: it is of the key
 }
 
-// A Feed tells a near cache what to forget, and whether it can be relied on.
+// A Feed tells a near cache which values to drop, and whether it can be relied on.
 type Feed struct {
 	epoch   atomic.Uint64
 	last    atomic.Uint64

@@ -23,7 +23,7 @@ type Locks interface {
 	Watch(key string) *Watch
 }
 
-// A LockKind says what a [LockOp] does.
+// A LockKind selects the change of a [LockOp].
 type LockKind byte
 
 const (
@@ -65,7 +65,7 @@ type LockOp struct {
 	Pause       time.Duration
 }
 
-// An Outcome is what a release says of an attempt at a job.
+// An Outcome is the result of an attempt at a job, told by a release.
 type Outcome byte
 
 const (
@@ -112,7 +112,7 @@ type LockAnswer struct {
 	Holders []LockHolder // InspectLock
 }
 
-// A LockHolder is who holds a place.
+// A LockHolder is the holder of a place.
 type LockHolder struct {
 	ID        Token
 	Left      time.Duration

@@ -2,7 +2,7 @@ package store
 
 import "fmt"
 
-// Signal says what became of a lease, or of the subscription that would tell.
+// Signal tells the end of a lease, or the state of the subscription that reports it.
 type Signal byte
 
 const (
@@ -19,7 +19,7 @@ const (
 	// live (again), so that whatever was sent before may have been missed.
 	Confirmed Signal = 'C'
 	// Traced: the body is the trace context of the lease's fetch ([TraceSize] bytes). It
-	// precedes Filled and FailedSignal. It travels as a Released of no token, whose body is
+	// precedes Filled and FailedSignal. It travels as a Released of no token, and its body is
 	// the token and the trace context: a process that does not know it asks again.
 	Traced Signal = 'T'
 )
@@ -51,7 +51,7 @@ const MaxMessageBody = 64 << 10
 // (W3C Trace Context).
 const TraceSize = 25
 
-// A Message is a wake-up: what became of the lease that Token names.
+// A Message is a wake-up: the outcome of the lease that Token names.
 type Message struct {
 	Signal Signal
 	Token  Token
@@ -71,7 +71,7 @@ func (m *Message) Encode() []byte {
 	return b
 }
 
-// ParseMessage reads what [Message.Encode] wrote; the body is not copied. It
+// ParseMessage reads the output of [Message.Encode]; the body is not copied. It
 // returns [ErrDamaged] for anything else.
 func ParseMessage(b []byte) (Message, error) {
 	if len(b) < 1+TokenSize {
@@ -102,7 +102,7 @@ type Watch struct {
 // watchBuffer holds more wake-ups than a key sees between two looks.
 const watchBuffer = 16
 
-// NewWatch returns a watch whose Close calls the given function, for authors of
+// NewWatch returns a watch that calls the given function on Close, for authors of
 // stores.
 func NewWatch(closer func()) *Watch {
 	c := make(chan Message, watchBuffer)

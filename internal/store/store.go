@@ -162,7 +162,7 @@ type Returned struct {
 	Err error
 }
 
-// A ChangeKind says what a [Change] does.
+// A ChangeKind selects the effect of a [Change].
 type ChangeKind byte
 
 const (

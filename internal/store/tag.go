@@ -39,7 +39,7 @@ type Stamp struct {
 }
 
 // Buckets is how many buckets the clock of tags remembers changes by: so many that a fetch
-// whose tag has no record is seldom refused for another tag's change.
+// with an unrecorded tag is seldom refused for another tag's change.
 const Buckets = 256
 
 // A Bucket is one of those, to which a tag belongs by its hash: FNV-1a, 64 bits.

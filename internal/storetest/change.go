@@ -54,7 +54,7 @@ var changeTests = []test{
 		}
 	}},
 
-	// P3: the next fetch need not wait for one whose result is unwanted.
+	// P3: the next fetch need not wait for an unwanted one.
 	{"LeaseIsFreeAtOnceAfterAChange", func(f *fixture) {
 		a, b := f.open(), f.open()
 		f.set(a, key, "old")

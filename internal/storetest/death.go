@@ -32,7 +32,7 @@ func (f *fixture) looksDead(s store.Store, l *store.Lease) {
 	})
 }
 
-// suspecting asks for a key whose holder looked dead.
+// suspecting asks for a key after its holder looked dead.
 func suspecting(l *store.Lease, maxAttempts int) store.Request {
 	r := request(key)
 	r.Suspect, r.MaxAttempts = l.Token, maxAttempts

@@ -30,7 +30,7 @@ type Harness struct {
 	Parallel bool
 }
 
-// A Backend is what the processes of one test share.
+// A Backend is the server that the processes of one test share.
 type Backend struct {
 	// Open returns the store of a new process. The test closes it.
 	Open func(t *testing.T) store.Store
@@ -91,7 +91,7 @@ type fixture struct {
 	used   atomic.Int64 // of those
 }
 
-// key is what tests use that need just one.
+// key serves tests that need just one.
 const key = "key"
 
 // other returns a key that no call has named yet.
@@ -174,13 +174,13 @@ func (r *Read) Result() (*store.Reading, error) {
 	return r.reading, r.err
 }
 
-// A Result is what ReadMany of a store answers for one key.
+// A Result is ReadMany's answer for one key.
 type Result struct {
 	Reading *store.Reading
 	Err     error
 }
 
-// ReadMany collects what a store's ReadMany answers, in the order of keys. A key that is
+// ReadMany collects the answers of a store's ReadMany, in the order of keys. A key that is
 // not answered exactly once has an error.
 func ReadMany(ctx context.Context, s store.Store, prefix string, keys []string) []Result {
 	results := make([]Result, len(keys))
@@ -276,7 +276,7 @@ func (f *fixture) asSeen(s store.Store, key string) store.Request {
 	return r
 }
 
-// granted acquires a key whose entry the caller has read.
+// granted acquires the lease of a key after a read of its entry.
 func (f *fixture) granted(s store.Store, key string) *store.Lease {
 	f.Helper()
 	return f.answers(s, f.asSeen(s, key), store.Granted).Lease

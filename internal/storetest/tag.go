@@ -26,7 +26,7 @@ func (f *fixture) expireTags(s store.Store, tags ...string) {
 	f.ok("ExpireTag", s.ChangeTags(f.ctx, store.ExpireTag, tags))
 }
 
-// tagged is an entry whose fetch started at the stamp.
+// tagged is an entry of a fetch that started at the stamp.
 func tagged(payload string, stamp store.Stamp, tags ...string) *store.Entry {
 	e := entryOf(payload)
 	e.Tags, e.Stamp = tags, stamp

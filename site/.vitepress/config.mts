@@ -13,7 +13,7 @@ const item = (file: string) => ({ text: title(file), link: '/' + file.replace(/\
 const pages = (folder: string) =>
   readdirSync(resolve(docs, folder)).filter((f) => f.endsWith('.md') && f !== 'README.md').sort().map((f) => posix.join(folder, f))
 
-const guides = ['get', 'stale', 'errors', 'many', 'tags', 'near', 'outages', 'http-server', 'http-client', 'budgets', 'lock',
+const guides = ['recipes', 'get', 'stale', 'errors', 'many', 'tags', 'near', 'outages', 'http-server', 'http-client', 'budgets', 'lock',
   'observability', 'testing', 'operations', 'coming-from', 'questions'].map((name) => `guide/${name}.md`)
 
 export default defineConfig({

@@ -10,8 +10,8 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-// This file holds the check of values: P3 of the lease protocol, and what a
-// failover may take from it.
+// This file holds the check of values: P3 of the lease protocol, and its
+// exceptions after a failover.
 
 // wrong says why a caller must not have got its value; "" if it may.
 func (c *checker) wrong(g *Get) string {

@@ -11,11 +11,10 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-// Calm is the name under which is counted what happened while nothing was
-// broken.
+// Calm is the name of the tally for times without a fault.
 const Calm = "calm"
 
-// A Tally counts what happened to callers who came during one kind of fault.
+// A Tally counts the outcomes of callers that came during one kind of fault.
 type Tally struct {
 	Times      int            `json:"times"`
 	Served     int            `json:"served"`
@@ -26,7 +25,7 @@ type Tally struct {
 	Stuck      int            `json:"stuck_callers"`
 }
 
-// A Verdict is what [Check] makes of a history.
+// A Verdict is the result of [Check] for a history.
 type Verdict struct {
 	Served      int            `json:"served"`
 	Errors      map[string]int `json:"errors"`
@@ -42,7 +41,7 @@ type Verdict struct {
 	Duplicates  int `json:"duplicate_fetches"`
 	Calm        int `json:"calm_duplicates"`
 	Unexplained int `json:"unexplained_duplicates"`
-	// Explained counts the other duplicates by what explains them.
+	// Explained counts the other duplicates by their explanation.
 	Explained map[string]int `json:"explained_duplicates"`
 
 	LostLeases        int            `json:"lost_leases"`
@@ -59,7 +58,7 @@ type Verdict struct {
 
 	Faults map[string]*Tally `json:"faults"`
 
-	// Findings tell the first of what must not be, one line each; Lost, of the
+	// Findings tell the first violations, one line each; Lost, of the
 	// values that callers got as a failover had lost an invalidation; Loose, of the
 	// explained duplicates while nothing was broken.
 	Findings []string `json:"findings"`
@@ -280,7 +279,7 @@ func (c *checker) ran(proc int, from, to Stamp) time.Duration {
 	return d
 }
 
-// processes compares what idle processes had before and after.
+// processes compares the resources of idle processes before and after.
 func (c *checker) processes() {
 	for _, l := range c.Lives {
 		if l.Before == nil || l.After == nil {

@@ -196,7 +196,7 @@ func TestCheckFindsWrongValues(t *testing.T) {
 	}
 }
 
-// private is a caller 7 in process 1 who got a value made elsewhere.
+// private is a caller 7 in process 1 that got a value made elsewhere.
 func private(proc int, caller uint64) chaos.Get {
 	g := got(1, 311, 320, &chaos.Origin{Key: "private-1", Proc: proc, Caller: caller, At: at(312)})
 	g.Key = "private-1"

@@ -53,7 +53,7 @@ type child struct {
 func runChild(parent *spawn.Parent) error {
 	// A Ctrl-C goes to all processes of the terminal; the parent ends this one.
 	signal.Ignore(os.Interrupt)
-	logging.Disable() // lost connections are what this is about
+	logging.Disable() // lost connections are expected
 	c := &child{
 		parent: parent, guards: map[string]*guard.Guard[string]{},
 		leases: map[string]bool{}, gets: map[uint64]*Get{},
@@ -153,8 +153,8 @@ func (c *child) connect() redis.UniversalClient {
 	})
 }
 
-// warmUp has the client connect to all that the load will use, so that what it
-// keeps for that does not look like a leak.
+// warmUp has the client connect to all that the load will use, so that its
+// connections do not look like a leak.
 func (c *child) warmUp() {
 	var wg sync.WaitGroup
 	for i := range 40 {
@@ -211,7 +211,7 @@ func (c *child) Observe(ev cache.Event) {
 	c.write(&report{Event: e})
 }
 
-// lease tells what is known of a fetch's token, once.
+// lease reports the known facts about a fetch's token, once.
 func (c *child) lease(token string) (leased, takenOver bool) {
 	c.leasesMu.Lock()
 	defer c.leasesMu.Unlock()

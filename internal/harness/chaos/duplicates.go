@@ -112,7 +112,7 @@ func (c *checker) starvedBy(at Stamp) bool {
 	return false
 }
 
-// explain says what is known of why f could begin while r ran.
+// explain tells why f could begin while r ran, as far as that is known.
 func (c *checker) explain(r, f *Fetch) string {
 	switch {
 	case !r.Leased || !f.Leased:

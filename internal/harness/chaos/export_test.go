@@ -1,6 +1,6 @@
 package chaos
 
-// What tests of the values need.
+// Names for tests of the values.
 var (
 	EncodeValue = encodeValue
 	DecodeValue = decodeValue

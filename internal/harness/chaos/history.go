@@ -23,7 +23,7 @@ type Origin struct {
 	Proc   int    `json:"p"`           // the process that fetched or set it
 	Seq    uint64 `json:"q"`           // the fetch or the change, in that process
 	At     Stamp  `json:"at"`          // when the fetch started
-	Caller uint64 `json:"c,omitempty"` // whose fetch it was
+	Caller uint64 `json:"c,omitempty"` // that fetched
 	Set    bool   `json:"s,omitempty"` // by Set, not by a fetch
 }
 
@@ -86,7 +86,7 @@ type Fault struct {
 	Name     string
 	Detail   string
 	Start    Stamp
-	Repaired Stamp // what was broken is whole again
+	Repaired Stamp // the fault is over
 	Until    Stamp // and the servers have recovered
 }
 
@@ -97,7 +97,7 @@ type Pause struct {
 	Frozen   bool // by the nemesis
 }
 
-// A Life is the end of a process and what it had when it was idle, before and
+// A Life is the end of a process and its resources when it was idle, before and
 // after.
 type Life struct {
 	Proc          int
@@ -105,7 +105,7 @@ type Life struct {
 	Before, After *Idle
 }
 
-// Idle is what an idle process has.
+// Idle lists the resources of an idle process.
 type Idle struct {
 	Goroutines int    `json:"goroutines"`
 	Heap       uint64 `json:"heap"`
@@ -130,7 +130,7 @@ type History struct {
 	Terms     Terms
 }
 
-// Terms are what the checker must know of the policies in force.
+// Terms are the parts of the policies in force that the checker uses.
 type Terms struct {
 	Patience time.Duration // how much later than its deadline a caller may return
 	Reach    time.Duration // how long before a fetch starts its lease may have been granted
@@ -140,7 +140,7 @@ type Terms struct {
 	HardTTL  time.Duration // the longest of the kinds that are changed, and a fetch
 }
 
-// kindOf is the kind of a key: what stands before the first dash.
+// kindOf is the kind of a key: the text before the first dash.
 func kindOf(key string) string {
 	kind, _, _ := strings.Cut(key, "-")
 	return kind

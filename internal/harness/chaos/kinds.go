@@ -115,7 +115,7 @@ func terms(redisTimeout time.Duration) Terms {
 	}
 }
 
-// withTimes fills in what all kinds have in common.
+// withTimes fills in the common fields of all kinds.
 func withTimes(p guard.Policy) guard.Policy {
 	p.Lease, p.FetchTimeout, p.Quarantine = leaseTTL, fetchTimeout, 8*time.Second
 	p.Errors = map[string]error{"boom": errBoom}

@@ -120,7 +120,7 @@ func (c *child) get(k *kind, key string, timeout, took time.Duration) {
 	c.write(&report{Get: g})
 }
 
-// enter and leave keep account of who is out.
+// enter and leave keep account of the calls under way.
 func (c *child) enter(gs ...*Get) {
 	c.getsMu.Lock()
 	defer c.getsMu.Unlock()
@@ -145,7 +145,7 @@ func (g *Get) given(value string) {
 	}
 }
 
-// fetch is what the guard calls.
+// fetch is the fetch function of the guard.
 func (c *child) fetch(ctx context.Context, k *kind, key string, caller uint64, took time.Duration, fill *guard.Fill[string]) (value string, err error) {
 	f := c.begin(key, fill.IdempotencyKey)
 	returned := false
@@ -178,7 +178,7 @@ func (c *child) begin(key, token string) *Fetch {
 	return f
 }
 
-// changeForever invalidates keys, and looks at once what that did: in this
+// changeForever invalidates keys, and checks the effect at once: in this
 // process, as the others are busy with the same keys anyway.
 func (c *child) changeForever(ctx context.Context, rng *rand.Rand) {
 	var changed, raced []*kind
@@ -208,7 +208,7 @@ func (c *child) changeForever(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// oneOrSome draws what a Get or, half as often, a GetMany is to ask for.
+// oneOrSome draws the keys of a Get or, half as often, of a GetMany.
 func (k *kind) oneOrSome(rng *rand.Rand) []string {
 	if rng.IntN(3) == 0 {
 		return k.someKeys(rng)
@@ -225,7 +225,7 @@ func (c *child) ask(k *kind, keys []string, timeout, took time.Duration) {
 	}
 }
 
-// change draws what is done to a key, or to one of its tags.
+// change draws a change of a key, or of one of its tags.
 func (k *kind) change(rng *rand.Rand, key string) (op, what string) {
 	if tags := tagsOf(key); len(tags) > 0 && rng.IntN(2) == 0 {
 		return opDeleteTag, tags[rng.IntN(len(tags))]
@@ -273,8 +273,8 @@ func (c *child) change(k *kind, key, op string) bool {
 	return err == nil
 }
 
-// errorKind sorts errors. What a failing fetch is expected to answer has kinds
-// of its own.
+// errorKind sorts errors. The expected answers of a failing fetch have kinds of
+// their own.
 func (c *child) errorKind(err error) string {
 	if err == nil {
 		return ""

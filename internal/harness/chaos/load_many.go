@@ -48,7 +48,7 @@ func (c *child) getMany(k *kind, keys []string, timeout, took time.Duration) {
 	}
 }
 
-// fetchMany is what the guard calls, for keys of one kind. To the checks it is a
+// fetchMany is the fetch function of the guard, for keys of one kind. To the checks it is a
 // fetch of each.
 func (c *child) fetchMany(ctx context.Context, k *kind, fs []*Fetch, callers map[string]uint64, took time.Duration) (_ map[string]string, err error) {
 	returned := false
@@ -119,8 +119,8 @@ func (g *grants) take(name string) string {
 	return t
 }
 
-// A noting store tells the calls of GetMany what they are granted: the context
-// of what a guard does for a call has that call's values.
+// A noting store tells the calls of GetMany which leases they were granted: the context
+// of a guard's work for a call has that call's values.
 type noting struct{ store.Store }
 
 // Unwrap makes it a cache.Store.

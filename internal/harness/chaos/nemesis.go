@@ -56,7 +56,7 @@ type nemesis struct {
 	rng *rand.Rand
 }
 
-// recoveryTimeout bounds a fault and the recovery from it. What takes longer is
+// recoveryTimeout bounds a fault and the recovery from it. A longer one is
 // a failure of the tool, or of Redis, not of the library: the run ends.
 const recoveryTimeout = 90 * time.Second
 

@@ -105,7 +105,7 @@ func (n *nemesis) killPubSub(ctx context.Context) (string, error) {
 
 const junk = "chaos-junk:"
 
-// fill writes junk past what a server may use, and reports what stopped it.
+// fill writes junk past the limit of a server, and reports the error that stopped it.
 func fill(ctx context.Context, r *redis.Client, from, bytes int) error {
 	const size = 16 << 10
 	for i := range bytes / size {
@@ -117,7 +117,7 @@ func fill(ctx context.Context, r *redis.Client, from, bytes int) error {
 	return nil
 }
 
-// limit sets maxmemory a little above what is used.
+// limit sets maxmemory a little above the memory in use.
 func limit(ctx context.Context, r *redis.Client, policy string, used string) error {
 	bytes, err := strconv.Atoi(used)
 	if err != nil {

@@ -96,7 +96,7 @@ func (c *child) settle() Idle {
 		}
 	}
 	runtime.GC()
-	runtime.GC() // what finalizers let go of
+	runtime.GC() // so that finalizers run
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	idle = Idle{Goroutines: least, Heap: m.HeapAlloc}

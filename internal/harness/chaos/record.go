@@ -2,7 +2,7 @@ package chaos
 
 import "sync"
 
-// A recorder makes a history of what the children report and the nemesis does.
+// A recorder makes a history of the children's reports and the nemesis's faults.
 type recorder struct {
 	mu      sync.Mutex
 	history History
@@ -73,7 +73,7 @@ func (r *recorder) life(proc int) *Life {
 	return l
 }
 
-// idle notes what an idle process has; the first is before the load.
+// idle notes the resources of an idle process; the first note is before the load.
 func (r *recorder) idle(proc int, i *Idle) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,8 +123,8 @@ func (r *recorder) counts() (gets, fetches int) {
 	return len(r.history.Gets), len(r.history.Fetches)
 }
 
-// finish returns the history. What a pause that the nemesis made looked like
-// from inside is left out.
+// finish returns the history. It leaves out how a pause of the nemesis looked
+// from inside.
 func (r *recorder) finish() *History {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -20,7 +20,7 @@ func (r *Result) WriteJSON(w io.Writer) error {
 	return err
 }
 
-// WriteText writes a table of the faults, the totals and what was found.
+// WriteText writes a table of the faults, the totals and the findings.
 func (r *Result) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s Redis, %d processes (%d in all), %.0f calls/s each, %.0f s, seed %d\n\n",

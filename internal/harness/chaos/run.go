@@ -57,7 +57,7 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// A Result is a run and what was found.
+// A Result is a run and its findings.
 type Result struct {
 	Topology    string  `json:"redis"`
 	Seed        uint64  `json:"seed"`
@@ -96,7 +96,7 @@ type runner struct {
 }
 
 // Run runs a fleet under chaos until its time is over or ctx ends, and judges
-// what happened until then. An error means that the run itself failed.
+// the history until then. An error means that the run itself failed.
 func Run(ctx context.Context, opts Options) (*Result, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
@@ -226,7 +226,7 @@ func (r *runner) populate(ctx context.Context, p *place) error {
 	return p.proc.order(ctx, order{Op: "load"})
 }
 
-// rest ends the load, looks at what is left in the processes and shuts them
+// rest ends the load, inspects the idle processes and shuts them
 // down in order.
 func (r *runner) rest() error {
 	ctx, cancel := context.WithTimeout(r.life, recoveryTimeout)
@@ -270,7 +270,7 @@ func (r *runner) stop() error {
 func (r *runner) result(ended time.Time) *Result {
 	h := r.rec.finish()
 	h.Terms = terms(r.RedisTimeout)
-	// Both clocks are read at once, so a difference in what has passed is a step
+	// Both clocks are read at once, so a difference in the elapsed times is a step
 	// of the wall clock.
 	elapsed := ended.Sub(r.begin)
 	step := ended.Round(0).Sub(r.begin.Round(0)) - elapsed

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) {
 	chaos.ChildMain()
-	logging.Disable() // servers that are down are what this is about
+	logging.Disable() // servers that are down are expected
 	os.Exit(m.Run())
 }
 

@@ -20,7 +20,7 @@ const (
 	Cluster    = "cluster"
 )
 
-// A topology is a Redis, of one kind, with what the nemesis needs of it.
+// A topology is a Redis, of one kind, with the operations of the nemesis.
 type topology interface {
 	// addrs are where clients start from, all those they may ever be sent to.
 	addrs() (seeds, all []string)

@@ -8,8 +8,8 @@ import (
 )
 
 // A value is text that tells its origin: "key|proc|seq|at|caller|f|length|",
-// padded to its length with a pattern, so that what was cut off, or put together
-// of two values, is noticed.
+// padded to its length with a pattern, so that a value that was cut off, or put
+// together of two, is noticed.
 
 const pattern = "0123456789abcdef"
 

@@ -11,7 +11,7 @@ type order struct {
 	Config *config `json:"config,omitempty"`
 }
 
-// A config is what a child opens.
+// A config names the client, store and guards of a child.
 type config struct {
 	Proc         int               `json:"proc"`
 	Topology     string            `json:"topology"`
@@ -25,7 +25,7 @@ type config struct {
 
 // A report of a child; one of its fields is set.
 type report struct {
-	Done    string  `json:"done,omitempty"` // an order, and what came of it
+	Done    string  `json:"done,omitempty"` // an order, and its result
 	Err     string  `json:"err,omitempty"`
 	Idle    *Idle   `json:"idle,omitempty"`
 	Get     *Get    `json:"get,omitempty"`

@@ -11,7 +11,7 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-// A returned is what one caller got, and when.
+// A returned is the outcome of one caller, and its time.
 type returned struct {
 	key              string
 	value            string
@@ -63,7 +63,7 @@ func (c *child) caller(g *Get, key string) returned {
 	return r
 }
 
-// fetch does what is asked for, and tells when.
+// fetch carries out a Fetch, and reports its times.
 func (c *child) fetch(ctx context.Context, key string, f *guard.Fill[string], spec *Fetch) (value string, err error) {
 	e := Event{Kind: FetchBegan, At: time.Now(), Key: key, Token: f.IdempotencyKey, Attempt: f.Attempt}
 	value = spec.Value
@@ -113,7 +113,7 @@ func (f *Fetch) wait(ctx context.Context) error {
 	}
 }
 
-// group puts callers together who got the same.
+// group puts callers with the same outcome together.
 func group(all []returned) []Outcome {
 	type same struct{ key, value, source, err string }
 	index := map[same]int{}

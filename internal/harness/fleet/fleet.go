@@ -69,8 +69,8 @@ func (f *Fleet) Processes() []*Process {
 	return slices.DeleteFunc(slices.Clone(f.all), func(p *Process) bool { return p.Died() != nil })
 }
 
-// Close kills all processes. It returns what any of them had to say of crashes
-// and data races.
+// Close kills all processes. It returns their reports of crashes and data
+// races.
 func (f *Fleet) Close() error {
 	f.mu.Lock()
 	all := f.all

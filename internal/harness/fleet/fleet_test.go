@@ -102,8 +102,8 @@ func TestErrorsKeepTheirIdentityInTheParent(t *testing.T) {
 	}
 }
 
-// What the child counts on the wire is what the server has executed: SUBSCRIBE
-// and PING on the subscribed connection, and what is in pipelines, included.
+// The child counts on the wire the same commands as the server executes: SUBSCRIBE
+// and PING on the subscribed connection, and those of pipelines, included.
 func TestCommandsAreCountedOnTheWire(t *testing.T) {
 	t.Parallel()
 	f, s := run(t, 1)

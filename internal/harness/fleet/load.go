@@ -19,7 +19,7 @@ type Load struct {
 	Fetch     Fetch
 }
 
-// Loaded is what the calls of a Load came to.
+// Loaded sums up the calls of a Load.
 type Loaded struct {
 	Calls   int
 	Sources map[string]int // as of guard.Source; calls that got a value

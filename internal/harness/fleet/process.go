@@ -75,7 +75,7 @@ func (c *Call) await(ctx context.Context) (reply, error) {
 	return r, err
 }
 
-// Wait returns what the callers of a Get got, when the last of them has
+// Wait returns the outcomes of the callers of a Get, when the last of them has
 // returned. Their errors are in the outcomes.
 func (c *Call) Wait(ctx context.Context) ([]Outcome, error) {
 	r, err := c.await(ctx)
@@ -91,7 +91,7 @@ func (p *Process) Get(ctx context.Context, g Get) ([]Outcome, error) { return p.
 // StartLoad has the child call the guard at a steady rate; see [Call.Loaded].
 func (p *Process) StartLoad(l Load) *Call { return p.send(request{Op: "load", Load: &l}) }
 
-// Loaded returns what a load came to, when its last call has returned.
+// Loaded returns the sums of a load, when its last call has returned.
 func (c *Call) Loaded(ctx context.Context) (*Loaded, error) {
 	r, err := c.await(ctx)
 	return r.Loaded, err

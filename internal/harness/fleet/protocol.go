@@ -9,7 +9,7 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-// Config is what the children of a fleet open: a client, a store and a guard.
+// Config names the parts that the children of a fleet open: a client, a store and a guard.
 type Config struct {
 	Redis  Redis
 	Store  cache.Options // without an Observer
@@ -42,21 +42,21 @@ type Get struct {
 	Fetch   Fetch
 }
 
-// A Fetch says what a caller's fetch does, once Duration has passed or, but
+// A Fetch sets the outcome of a caller's fetch, once Duration has passed or, but
 // for Deaf, its context has ended.
 type Fetch struct {
 	Duration   time.Duration
 	Value      string        // default the time the fetch began, see Outcome.Fetched
 	Size       int           // pads the value to so many bytes
 	Fail       string        // fails with the Sentinel of this name
-	RetryAfter time.Duration // with Fail: nobody fetches for so long
+	RetryAfter time.Duration // with Fail: the key is not fetched for so long
 	Panic      string        // panics
 	Exit       int           // ends the process with this code
 	Deaf       bool          // does not heed its context
 	Hang       bool          // never returns, and does not heed its context either
 }
 
-// An Outcome is what callers of one Get got alike.
+// An Outcome is the same result of some callers of one Get.
 type Outcome struct {
 	N      int // callers
 	Key    string
@@ -144,7 +144,7 @@ type Event struct {
 	Err     string
 }
 
-// What a child's fetches tell. The guard's own events of a fetch are not
+// The reports of a child's fetches. The guard's own events of a fetch are not
 // forwarded: these are nearer to it.
 const (
 	FetchBegan cache.EventKind = "fetch_began"
@@ -163,7 +163,7 @@ var forwarded = map[cache.EventKind]bool{
 // A Span is when a call was made in the child and when it returned.
 type Span struct{ Called, Returned time.Time }
 
-// Peeked is what Peek found.
+// Peeked is the result of Peek.
 type Peeked struct {
 	Value    string // its first 64 bytes
 	Size     int
@@ -175,7 +175,7 @@ type Peeked struct {
 type Stats struct {
 	// Commands has how often each Redis command was written to any of the
 	// child's connections, by lower-case name. It is counted on the wire, so that
-	// it holds what go-redis sends past its hooks: SUBSCRIBE and its relatives,
+	// it holds the commands that go-redis sends past its hooks: SUBSCRIBE and its relatives,
 	// the subscription's PINGs, retries and redirections.
 	Commands   map[string]int
 	Goroutines int
@@ -196,7 +196,7 @@ func (s Stats) Total() int {
 	return total
 }
 
-// Since returns what was sent after the earlier stats of the same child.
+// Since returns the commands sent after the earlier stats of the same child.
 func (s Stats) Since(earlier Stats) Stats {
 	sent := Stats{Commands: map[string]int{}, Goroutines: s.Goroutines, Guard: s.Guard}
 	for name, n := range s.Commands {

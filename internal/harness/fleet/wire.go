@@ -39,7 +39,7 @@ func (w *wireCounter) all() map[string]int {
 	return maps.Clone(w.counts)
 }
 
-// A countedConn reads along with what is written, as arrays of bulk strings:
+// A countedConn parses the written bytes, as arrays of bulk strings:
 // https://redis.io/docs/latest/develop/reference/protocol-spec/. It is a
 // TCPConn otherwise, so that go-redis can still look whether it is open.
 type countedConn struct {
@@ -48,7 +48,7 @@ type countedConn struct {
 
 	head []byte // of a line "*<n>\r\n" or "$<n>\r\n" that isn't complete
 	skip int    // bytes left of the bulk string that is being written, with its \r\n
-	name []byte // what is written of a command's name
+	name []byte // the written part of a command's name
 	next bool   // the next bulk string, or this one, is the name
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/spawn"
 )
 
-// A Config is what a child opens.
+// A Config names the client, store and guard of a child.
 type Config struct {
 	Store  cache.Options // without an Observer
 	Policy guard.Policy  // without Codec, Observer and Errors
@@ -69,7 +69,7 @@ func runChild(parent *spawn.Parent) error {
 		var l Load
 		err := parent.Hear(&l)
 		if err == io.EOF {
-			// What can't be given back, as Redis is away, expires by itself.
+			// A lease that can't be given back, as Redis is away, expires by itself.
 			_ = c.guard.Close()
 			_ = store.Close()
 			return client.Close()
@@ -82,14 +82,14 @@ func runChild(parent *spawn.Parent) error {
 	}
 }
 
-// tell writes at once: what has been told outlives this process.
+// tell writes at once: the report outlives this process.
 func (c *child) tell(o Op) { c.parent.TellRaw(o.record()) }
 
 // tagName is the tag that the values of a key carry, and of some of its
 // neighbours.
 func tagName(key uint32) string { return "t" + strconv.FormatUint(uint64(key/keysOfATag), 10) }
 
-// tagsOf is what the values of a key carry, whoever fetches or sets them.
+// tagsOf are the tags of the values of a key, whether fetched or set.
 func (c *child) tagsOf(key, _ string) []string {
 	if !c.tagged.Load() {
 		return nil

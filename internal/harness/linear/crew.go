@@ -75,7 +75,7 @@ func (c *Crew) start(ctx context.Context, seat int) error {
 	return err
 }
 
-// read takes in what a child tells, until it ends.
+// read takes in the reports of a child, until it ends.
 func (c *Crew) read(p *process, stdout io.Reader) {
 	buf := make([]byte, 1000*recordSize)
 	for have := 0; ; {

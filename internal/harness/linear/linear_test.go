@@ -18,7 +18,7 @@ import (
 )
 
 // searchTimeout bounds the search for one key's linearization, which takes
-// milliseconds. What isn't decided by then fails the test.
+// milliseconds. A search without a result by then fails the test.
 const searchTimeout = 30 * time.Second
 
 func config(p guard.Policy) linear.Config {
@@ -166,7 +166,7 @@ func checkDirectly(t *testing.T, key uint32, history []linear.Op) int {
 	return len(all)
 }
 
-// stats are what histories are made of.
+// stats count the calls of histories.
 type stats struct {
 	gets, sets, deletes, tagDeletes, failed, lostChanges int
 	bySource                                             map[guard.Source]int

@@ -13,7 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-// A Load is what each process is to do: so many workers that make one call after
+// A Load is the task of each process: so many workers that make one call after
 // the other, until a time or for a number of Gets.
 type Load struct {
 	Until   int64 // no call starts after this instant; 0: see Gets

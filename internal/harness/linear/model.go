@@ -14,13 +14,13 @@ import (
 //	start f   a fetch starts: its value is added
 //	Delete    the set is emptied
 //	Set v     the set is {v}
-//	DeleteTag what was started, or set by a Set that had returned, before it was
-//	          called is taken out of the set
+//	DeleteTag values of fetches that started, or of Sets that had returned,
+//	          before it was called are taken out of the set
 //	Get -> x  x must be in the set, which does not change
 //
 // A history is linearizable to it if each operation can be given a point between
 // its call and its return so that, in the order of the points, every Get returns
-// what is in the set. That is P3, as a Delete that returned before a Get was
+// a value of the set. That is P3, as a Delete that returned before a Get was
 // called has its point before the Get's, and takes away all that was started
 // before; and it is more than P3, which says nothing of the time in which a
 // Delete or Set is under way: once a Get has returned the value of a Set that
@@ -35,9 +35,9 @@ import (
 // or the fill would have been refused.
 //
 // A DeleteTag is carried out in two steps, first the clock and then the records of
-// the tags. What is fetched in between is new, and kept, though the old is still
+// the tags. A value that is fetched in between is new, and kept, though the old is still
 // got until the second step: so it is no Delete with one point, which would take
-// away both. It has the point of its second step for what began before its call.
+// away both. It has the point of its second step for fetches that began before its call.
 // That it keeps all the rest allows more than the protocol does, and no less than
 // P3 forbids.
 //
@@ -46,24 +46,24 @@ import (
 // needs no more than the order of points. A model that has the instant in its
 // state could not tell, as a Delete's point is not known.
 //
-// What is left out: that a value ends with its TTL, and that a newer fetch
+// The model leaves out that a value ends with its TTL, and that a newer fetch
 // replaces an older one. P3 promises neither, and stale values are served on
 // purpose.
 //
 // # Lost answers
 //
-// A Get whose answer was lost, or is an error, is left out: it changes nothing.
-// A Delete that failed, or whose process died, may be carried out at any later
+// A Get with a lost answer, or an error, is left out: it changes nothing.
+// A Delete that failed, or ended with its process, may be carried out at any later
 // time or never. It is left out too, and nothing is lost by that: it only takes
 // values away, so a history that is linearizable with it is so without it, and
 // the other way round, with its point at the end. For a Set this is true as long
-// as nobody has seen its value. One that was seen is taken to end with the
+// as no Get has returned its value. One that was seen is taken to end with the
 // history.
 type state struct {
-	// As fetches start in the order of their instants, those whose values are in
-	// the set are neighbours: from <= n < to.
+	// As fetches start in the order of their instants, those with values in the set
+	// are neighbours: from <= n < to.
 	from, to int
-	set      int // the Set whose value is in the set; 0: none
+	set      int // the Set with its value in the set; 0: none
 }
 
 type input struct {
@@ -142,7 +142,7 @@ func operations(history []Op) []porcupine.Operation {
 			starts = append(starts, v.At)
 			add(input{kind: start, n: fetches}, v.At, v.At)
 			fetches++
-		case number[v] == 0: // a Set whose answer was lost
+		case number[v] == 0: // a Set with a lost answer
 			sets++
 			number[v] = sets
 			add(input{kind: Set, n: sets}, v.At, max(last, v.At)+1)
@@ -221,8 +221,8 @@ func Reduce(history []Op) []Op {
 	return kept
 }
 
-// Minimise returns what is left of a history that is not linearizable when
-// everything is taken out of it that can be, in the order of calls.
+// Minimise removes calls from a history that is not linearizable, in their order, as
+// long as it stays so, and returns the rest.
 func Minimise(history []Op, timeout time.Duration) []Op {
 	left := Reduce(history)
 	slices.SortFunc(left, func(a, b Op) int { return cmp.Compare(a.Call, b.Call) })

@@ -100,8 +100,8 @@ func TestModelTellsHistories(t *testing.T) {
 	}
 }
 
-// Histories of a few random calls: what is left out of long ones makes no
-// difference, and what the words of P3 forbid is never linearizable.
+// Histories of a few random calls: the calls left out of long ones make no
+// difference, and no history that breaks the words of P3 is linearizable.
 func TestReducedAndWholeHistoriesAreAlike(t *testing.T) {
 	count := map[string]int{}
 	for seed := range uint64(20_000) {

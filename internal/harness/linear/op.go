@@ -15,7 +15,7 @@ const (
 	Get Kind = iota + 1
 	Set
 	Delete
-	// DeleteTag is a Delete of each key whose values carry the tag; see the model.
+	// DeleteTag is a Delete of each key with values that carry the tag; see the model.
 	DeleteTag
 )
 
@@ -32,12 +32,12 @@ type Op struct {
 	Key    uint32
 	Call   int64
 	Return int64
-	Value  Value // what a Get returned or a Set was given
+	Value  Value // returned by a Get or given to a Set
 }
 
-// A Value tells of itself what the check needs to know: whether a fetch or a Set
-// brought it forth, and when that began. So what a process did before it was
-// killed is known from what the others saw of it.
+// A Value tells its origin to the check: whether a fetch or a Set
+// brought it forth, and when that began. So the calls of a process before it was
+// killed are known from the values that the others got.
 type Value struct {
 	Set bool
 	At  int64  // when the fetch started or Set was called
@@ -72,7 +72,7 @@ func parseValue(s string) (Value, error) {
 // takes it whole or not at all, even from a process that is killed.
 const recordSize = 40
 
-// What a child writes besides Ops.
+// The reports of a child besides Ops.
 const (
 	opened   Kind = 100 // the guard is open
 	finished Kind = 101 // a Load has been carried out

@@ -33,7 +33,7 @@ type order struct {
 	Close     bool
 }
 
-// A told is what a child tells: a time in which it held a lock, or that it has closed.
+// A told is a report of a child: a time in which it held a lock, or that it has closed.
 type told struct {
 	Name     string
 	Fence    uint64

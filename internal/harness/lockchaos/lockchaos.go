@@ -5,9 +5,9 @@
 // Faults: a process is killed or frozen (SIGSTOP), for up to three TTLs; a server is paused;
 // the clients of a server are disconnected; in a quorum, a server comes back without its
 // data. A failover of a master is left out, as a lock on a single master does not outlive it
-// (docs/guide/lock.md). A time of holding is what the process itself has seen: the context
-// was good at its beginning and at its end. A stall between that look and a write is what
-// fences are for.
+// (docs/guide/lock.md). A time of holding is as the process itself saw it: the context
+// was good at its beginning and at its end. Fences are for a stall between that look and a
+// write.
 package lockchaos
 
 import (
@@ -45,7 +45,7 @@ type Options struct {
 	Progress io.Writer
 }
 
-// A Result is what a run has found.
+// A Result is the findings of a run.
 type Result struct {
 	Kind      string         `json:"redis"`
 	Seconds   float64        `json:"seconds"`
@@ -240,7 +240,7 @@ func (r *run) fault(ctx context.Context) error {
 	return nil
 }
 
-// close ends all processes in order, and looks at what is left in Redis.
+// close ends all processes in order, and looks at the remaining keys in Redis.
 func (r *run) close(ctx context.Context) error {
 	time.Sleep(3 * TTL) // all is well again
 	r.mu.Lock()

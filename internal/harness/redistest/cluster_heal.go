@@ -21,7 +21,7 @@ const healAfter = 2 * time.Second
 // given to a master, as happens when a master dies before its replica has learned
 // of a slot.
 //
-// All nodes must run. What Heal does not repair at once, it tries again until the
+// All nodes must run. Heal repeats a repair that did not succeed at once until the
 // context ends.
 func (c *Cluster) Heal(ctx context.Context) error {
 	var last error

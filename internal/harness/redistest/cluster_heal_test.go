@@ -28,7 +28,7 @@ func slotsAsSeen(t *testing.T, s *redistest.Server) string {
 	return strings.Join(all, "\n")
 }
 
-// soon bounds what a test waits for.
+// soon bounds the waits of a test.
 func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
@@ -142,7 +142,7 @@ func TestHealEndsAMoveThatAFailoverInterrupted(t *testing.T) {
 	}
 }
 
-// That is what is left when a master dies before its replica has learned of a slot:
+// This state remains when a master dies before its replica has learned of a slot:
 // the replica takes over without it, and the master comes back as a replica.
 func TestHealGivesAwayASlotThatNoNodeOwns(t *testing.T) {
 	t.Parallel()

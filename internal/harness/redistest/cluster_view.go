@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A view is what one node knows of the cluster's slots.
+// A view is one node's table of the cluster's slots.
 type view struct {
 	server *Server
 	id     string

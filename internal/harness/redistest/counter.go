@@ -14,7 +14,7 @@ import (
 // client.AddHook(counter). The zero value is ready; its methods may be called
 // from any goroutine.
 //
-// It counts what the server's commandstats cannot tell apart: a command sent
+// It counts a difference that the server's commandstats do not show: a command sent
 // by this client, as against one sent by another client or run by a script.
 //
 // Not counted are retries of a command (go-redis retries beneath its hooks),
@@ -67,7 +67,7 @@ func (c *Counter) All() map[string]int64 {
 }
 
 // Trips returns how often something was sent and waited for: a pipeline is one,
-// whatever is in it. What sets up a connection counts.
+// whatever is in it. The set-up of a connection counts.
 func (c *Counter) Trips() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 
 // Embedded is a miniredis: Redis' commands and Lua scripts, reimplemented in
 // Go, in this process. Its TTLs run down with time.Now. It has no persistence,
-// replication or eviction; what depends on those, or on how Redis orders
+// replication or eviction; behaviour that depends on those, or on how Redis orders
 // things, is tested against a real server.
 //
 // The methods of *miniredis.Miniredis look into the server and change it behind

@@ -96,7 +96,7 @@ func TestEmbeddedDeliversMessagesInABubble(t *testing.T) {
 		if _, err := sub.Receive(ctx); err != nil {
 			t.Fatal(err)
 		}
-		// Nobody reads yet; the publisher must not care.
+		// There is no reader yet; the publisher must not care.
 		for i := range 100 {
 			must(t, c.Publish(ctx, "news", i).Err())
 		}

@@ -14,8 +14,8 @@ import (
 // subcommand after a bar ("client|setinfo"), from INFO commandstats.
 //
 // Redis counts the commands that scripts run as well as those that clients
-// send, of all clients and of this package (whose own are INFO and, for
-// ResetCommands, CONFIG RESETSTAT). To count what one client sent, use a
+// send, of all clients and of this package (its own are INFO and, for
+// ResetCommands, CONFIG RESETSTAT). To count the commands of one client, use a
 // [Counter].
 func (s *Server) Commands(ctx context.Context) (map[string]int64, error) {
 	info, err := s.info(ctx, "commandstats")

@@ -8,6 +8,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	logging.Disable() // refused connections are what these tests are about
+	logging.Disable() // refused connections are expected
 	os.Exit(m.Run())
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// memPipe returns the two ends of an in-memory connection whose writes never
-// wait for a reader.
+// memPipe returns the two ends of an in-memory connection. Writes never wait for a
+// reader.
 //
 // net.Pipe, which miniredis' own Dial uses, has no buffer: each write waits for
 // the peer's read. A Redis client that sends a pipeline larger than the
@@ -34,7 +34,7 @@ type memConn struct {
 func (c *memConn) Read(p []byte) (int, error)  { return c.in.read(p) }
 func (c *memConn) Write(p []byte) (int, error) { return c.out.write(p) }
 
-// Close ends both directions. As with TCP, the peer still reads what was
+// Close ends both directions. As with TCP, the peer still reads the bytes
 // written before.
 func (c *memConn) Close() error {
 	c.in.closeRead()
@@ -105,7 +105,7 @@ func (s *memStream) read(p []byte) (int, error) {
 	}
 }
 
-// tryRead reads what there is. If there is nothing yet it returns a function
+// tryRead reads the available bytes. If there is nothing yet it returns a function
 // that waits for a change or for the deadline.
 func (s *memStream) tryRead(p []byte) (wait func(), n int, err error) {
 	s.mu.Lock()

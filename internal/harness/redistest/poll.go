@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// pollEvery is the pause between two looks at a real server whose change of
+// pollEvery is the pause between two looks at a real server, where a change of
 // state cannot be waited for in any other way.
 const pollEvery = 10 * time.Millisecond
 

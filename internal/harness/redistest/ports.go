@@ -23,7 +23,7 @@ var ports struct {
 }
 
 // freePort reserves a loopback port that nothing listens on. Another process
-// may still take it first; whoever starts a server must check that the one
+// may still take it first; a caller that starts a server must check that the one
 // which answers is its own.
 func freePort() (int, error) {
 	ports.mu.Lock()

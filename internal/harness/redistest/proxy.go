@@ -90,7 +90,7 @@ func (p *Proxy) Cut() {
 
 // Blackhole keeps connections, accepts new ones and swallows all that is sent
 // in either direction, as a network does that drops every packet after the
-// handshake. What is swallowed is lost: Restore closes the connections that
+// handshake. Swallowed bytes are lost: Restore closes the connections that
 // lost something.
 func (p *Proxy) Blackhole() error {
 	p.mu.Lock()
@@ -108,7 +108,7 @@ func (p *Proxy) Delay(d time.Duration) {
 	p.set(p.mode, d)
 }
 
-// TruncateNext lets through the first n bytes of what the server sends next,
+// TruncateNext lets through the next n bytes of the server,
 // on whichever connection, and then closes that connection: the client is left
 // with part of a reply. It happens once. The request has been executed.
 func (p *Proxy) TruncateNext(n int) { p.truncate.Store(int64(max(n, 0))) }

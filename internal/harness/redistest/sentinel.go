@@ -92,7 +92,7 @@ func (s *Sentinel) start(ctx context.Context, cfg SentinelConfig) error {
 }
 
 // newSentinel prepares a sentinel. It needs a file for its configuration, which
-// it rewrites; redis-server --sentinel is what redis-sentinel is.
+// it rewrites; redis-server --sentinel is the same program as redis-sentinel.
 func newSentinel(masterPort int) (*Server, error) {
 	s, err := newServer(nil)
 	if err != nil {

@@ -122,7 +122,7 @@ func (s *Server) waitReady(ctx context.Context) error {
 }
 
 // answers reports whether the server behind Addr is this one and serves
-// commands: after a lost race for the port it could be somebody else's.
+// commands: after a lost race for the port it could be another process's.
 func (s *Server) answers(ctx context.Context) error {
 	// go-redis would log each dial that comes too early.
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.Addr())
@@ -185,8 +185,8 @@ func (s *Server) Stop() error {
 	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
-// Kill ends the server with SIGKILL, so that it saves nothing and says
-// goodbye to nobody, and waits until it is gone. [Server.Restart] brings it
+// Kill ends the server with SIGKILL, so that it saves nothing and closes
+// no connection in order, and waits until it is gone. [Server.Restart] brings it
 // back.
 func (s *Server) Kill() error { return s.proc.kill() }
 

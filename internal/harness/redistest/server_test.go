@@ -27,7 +27,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// gone reports whether the process has ended. A child whose parent was killed
+// gone reports whether the process has ended. A child of a killed parent
 // stays a zombie where process 1 (of a container, often) reaps nothing.
 func gone(pid int) bool {
 	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {

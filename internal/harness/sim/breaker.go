@@ -7,8 +7,8 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 )
 
-// A breaker is what a process's store has told of its breaker, and what the checks
-// make of it: while it is open nothing is sent but probes, and no caller waits for
+// A breaker is the state of a process's breaker as its store has told it, for the
+// checks: while it is open nothing is sent but probes, and no caller waits for
 // Redis.
 type breaker struct {
 	p *process
@@ -41,7 +41,7 @@ func (b *breaker) openFor(d time.Duration) bool {
 	return b.open && time.Since(b.since) > d
 }
 
-// checkCall checks what a process sends. A call that was under way when the breaker
+// checkCall checks a call of a process. A call that was under way when the breaker
 // opened may have another part to send, for as long as the client has patience.
 func (b *breaker) checkCall(c *call) {
 	if c.n != b.p.n { // a budget has no breaker
@@ -57,12 +57,12 @@ func (b *breaker) checkCall(c *call) {
 	}
 }
 
-// underWay is how long what began before the breaker opened may go on: an acquire of
+// underWay is how long calls from before the breaker opened may go on: an acquire of
 // a process that has just started waits for its subscription.
 func (p *plan) underWay() time.Duration { return 2*p.redisTimeout + time.Second }
 
 // waitedForRedis checks that a call did not wait for Redis while the breaker was
-// open all the time. What it may wait for is a fetch, its own or another's.
+// open all the time. It may wait for a fetch, its own or another's.
 func (b *book) waitedForRedis(w *world, o *op) {
 	if !o.away || o.p.leaving || !o.p.breaker.openFor(time.Since(o.began)+w.plan.underWay()) {
 		return
@@ -92,7 +92,7 @@ func (w *world) fetchedMeanwhile(o *op) bool {
 
 // breakersClose waits until all breakers are closed, now that Redis is back.
 func (w *world) breakersClose() {
-	const soon = 4 * time.Second // two for a probe, and what the scheduler takes
+	const soon = 4 * time.Second // two for a probe, and time for the scheduler
 	for _, p := range w.processes {
 		if !p.up() {
 			continue

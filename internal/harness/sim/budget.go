@@ -33,7 +33,7 @@ func (w *world) newBudget(p *process) *budget.Budget {
 	return b
 }
 
-// An allowance is what a process was granted by Redis, and what it has made of it.
+// An allowance is the units that a process was granted by Redis, and their use.
 type allowance struct {
 	granted, used int // calls of the fetch; guarded by the scheduler
 
@@ -55,8 +55,8 @@ func (a *allowance) wasAway() bool {
 }
 
 // A bucket is the upstream's limit as it is meant to be: it leaks at the rate, and
-// no grant fills it above the burst, but for what leaks in the time that a grant may
-// lie ahead.
+// no grant fills it above the burst, but for the units that leak in the time that a
+// grant may lie ahead.
 type bucket struct {
 	level float64
 	at    time.Time
@@ -73,7 +73,7 @@ func (b *bucket) leak(rate float64) {
 	b.at = now
 }
 
-// paid takes in what a script of the budget has done.
+// paid takes in the effect of a script of the budget.
 func (b *book) paid(w *world, m *command) {
 	p, limit := m.c.n.owner, w.plan.limit
 	rate := float64(limit.Rate) / limit.Per.Seconds()

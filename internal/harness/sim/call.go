@@ -16,7 +16,7 @@ type call struct {
 	n        *network
 	cmds     []redis.Cmder
 	commands []*command
-	op       *op // whose it is, nil: the store's own
+	op       *op // the op that sent it, nil: the store's own
 	label    string
 	arrival  int
 
@@ -35,7 +35,7 @@ type command struct {
 	place int
 	name  string // of the script, or the command
 	key   string // a script's, as the server knows it
-	token string // what acquire, fill, fail, release and extend name
+	token string // named by acquire, fill, fail, release and extend
 }
 
 type callState byte
@@ -47,10 +47,10 @@ const (
 	gone
 )
 
-// A verdict is what becomes of a request or an answer; nil: it goes through.
+// A verdict is the fate of a request or an answer; nil: it goes through.
 type verdict error
 
-// torn is the verdict on a pipeline whose connection ends in the middle: so many
+// torn is the verdict on a pipeline when its connection ends in the middle: so many
 // of its commands, or of their answers, arrive.
 type torn int
 
@@ -75,7 +75,7 @@ func (n *network) newCall(ctx context.Context, cmds []redis.Cmder) *call {
 	}
 	slices.Sort(labels) // a pipeline's order is that of a map
 	c.label = strings.Join(slices.Compact(labels), ", ")
-	if !c.commands[0].isRead() { // whose a read is that several share is Go's
+	if !c.commands[0].isRead() { // Go decides which op of several sends a shared read
 		c.label = fmt.Sprintf("%v %s", c.op, c.label)
 	}
 	for _, m := range c.commands {
@@ -194,16 +194,16 @@ func (w *world) nameToken(m *command) {
 	if _, ok := w.tokens[t]; ok {
 		return
 	}
-	// Not by whose it is: flights of one process that ask at one moment may do so
+	// Not by its op: flights of one process that ask at one moment may do so
 	// in any order.
 	name := fmt.Sprintf("p%d/%s", c.n.proc, userKey(m.key))
 	w.named[name]++
 	w.tokens[t] = fmt.Sprintf("%s#%d", name, w.named[name])
 }
 
-// changers are the ops whose change a command may be. A call that carries out what several
-// ops ask for does not say whose each command is: then they are those that ask for the same
-// in the process and have no call of their own.
+// changers are the ops that may have caused the change of a command. A call for several
+// ops does not name the op of each command: then they are those of the process that ask for
+// the same and have no call of their own.
 func (m *command) changers() (all []*op) {
 	if o := m.c.op; o != nil && m.isOf(o) {
 		return []*op{o}

@@ -127,7 +127,7 @@ func (w *world) replyOf(c *call) string {
 	}
 }
 
-// repliesOf sorts what the scripts of a pipeline reply: the order may be that of
+// repliesOf sorts the replies of the scripts of a pipeline: the order may be that of
 // a map.
 func (w *world) repliesOf(c *call) string {
 	var all []string

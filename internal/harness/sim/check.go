@@ -10,9 +10,9 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A book keeps account of what the server was seen to hold and of what was
-// promised to whom, and says when a promise is broken. It shares no code with
-// what it checks.
+// A book keeps account of the content of the server and of the promises to callers,
+// and tells when a promise is broken. It shares no code with the library that it
+// checks.
 type book struct {
 	keys []string // names of entries
 
@@ -27,11 +27,11 @@ type book struct {
 	reloads  []reloading
 	lost     map[string]string // by token: how its lease ended while it was held
 	holders  map[string]string // in a memory store: the token that holds a key's lease
-	beside   int               // fetches that started beside one whose lease was lost
+	beside   int               // fetches that started beside one with a lost lease
 	bucket   bucket
 }
 
-// A content is what the server holds for a key.
+// A content is the server's data of a key.
 type content struct {
 	entry []byte
 	lease string // token
@@ -114,8 +114,8 @@ func (b *book) look(w *world) map[string]content {
 	return all
 }
 
-// carriedOut checks what the commands of a call changed, each by itself. The server held
-// before the call what is given.
+// carriedOut checks the changes of the commands of a call, each by itself. The given
+// content is that of the server before the call.
 func (b *book) carriedOut(w *world, c *call, was map[string]content) {
 	had := b.last // time has passed since
 	for i, is := range c.looks {
@@ -129,7 +129,7 @@ func (b *book) carriedOut(w *world, c *call, was map[string]content) {
 	b.last = was
 }
 
-// changed checks what a command changed of a key.
+// changed checks the change of a key by a command.
 func (b *book) changed(w *world, m *command, key string, had, was, is content) {
 	if is.lease != was.lease || was.lease != had.lease {
 		b.leaseChanged(w, m, key, had, was, is)
@@ -149,7 +149,7 @@ func (b *book) changed(w *world, m *command, key string, had, was, is content) {
 	}
 }
 
-// replied takes in what one command was answered.
+// replied takes in the answer to one command.
 func (b *book) replied(w *world, m *command, before map[string]content) {
 	c, reply := m.c, m.reply()
 	switch {
@@ -172,7 +172,7 @@ func (b *book) replied(w *world, m *command, before map[string]content) {
 		}
 	case m.is("tag"):
 		for _, o := range m.changers() {
-			o.carriedOut = o.start // what was fetched from then on may count
+			o.carriedOut = o.start // fetches from then on may count
 			o.told[tagOf(m.arg(5))] = w.step()
 		}
 	}
@@ -261,7 +261,7 @@ func (w *world) fetchOf(token string) *fetch {
 	return nil
 }
 
-// entryChanged judges what a call stored: it is the only place where a late
+// entryChanged judges the entry that a call stored: it is the only place where a late
 // write could show.
 func (b *book) entryChanged(w *world, m *command, key string, was, is content) {
 	c := m.c
@@ -357,7 +357,7 @@ func (b *book) asked(w *world, m *command, was content, reply []any) {
 	b.sent[m.token] = true
 }
 
-// usable is for how long what was stored could still stand in for a fetch.
+// usable is for how long the stored entry could still stand in for a fetch.
 func (c content) usable() time.Duration {
 	e, err := parse(c.entry)
 	if err != nil || e.Kind != store.Value || e.FreshFor == 0 || e.TTL <= e.FreshFor {

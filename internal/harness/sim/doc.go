@@ -1,7 +1,7 @@
 // Package sim runs a small fleet of guards against one embedded Redis, in a
 // bubble of fake time, and lets a seed decide everything that a network, a
-// scheduler, a machine and an upstream decide in reality: what is delivered
-// when, what is lost, who stalls, who dies, and what a fetch comes to. After
+// scheduler, a machine and an upstream decide in reality: the times of deliveries,
+// losses, stalls, deaths, and the outcome of each fetch. After
 // every step it looks into the server and checks the promises of
 // docs/protocol.md. One seed is one history, and replays. FoundationDB's
 // simulator is the model (Zhou et al., SIGMOD 2021, section 4).
@@ -33,10 +33,10 @@
 //     while Redis is there, and makes no call that was not granted.
 //   - turns: callers fetch in steps of their own, as HTTP does (guard.Begin).
 //   - memory: the store is a memory store, and a gate in place of the network holds
-//     and loses calls. What a look into Redis shows is known from the gate instead.
+//     and loses calls. The gate takes the place of the look into Redis.
 //
 // Package lock has a play of its own, which is shorter: [RunLocks].
 //
-// What is left to the runtime, and how far a seed replays in spite of it, is
-// told at [Run].
+// [Run] tells which decisions are left to the runtime, and how far a seed replays in
+// spite of it.
 package sim

@@ -20,7 +20,7 @@ func (w *world) heal() {
 	w.quiet()
 }
 
-// patience is for what must happen once everything is well.
+// patience bounds the steps that must happen once everything is well.
 const patience = 2 * time.Minute
 
 // until runs the scheduler until the condition holds, or for too long.
@@ -65,7 +65,7 @@ func (w *world) settle() {
 	}
 }
 
-// shutDown closes everything in order and looks what is left.
+// shutDown closes everything in order and checks that nothing is left.
 func (w *world) shutDown() {
 	for _, p := range w.processes {
 		if p.up() {
@@ -97,7 +97,7 @@ func (w *world) shutDown() {
 		}
 	}
 	w.wg.Wait()
-	time.Sleep(time.Minute) // what the clients have under way ends
+	time.Sleep(time.Minute) // the calls of the clients end
 	err := error(nil)
 	if w.memory != nil {
 		err = w.memory.Close()

@@ -32,7 +32,7 @@ type passage struct {
 	label   string
 	arrival int
 	state   callState     // guarded by gate.mu
-	note    func(b *book) // what was carried out, for the scheduler to take in
+	note    func(b *book) // the effect, for the scheduler to take in
 
 	request, answer chan error // the scheduler's decisions
 }
@@ -43,7 +43,7 @@ var (
 )
 
 // pass takes a call to the store and its answer back, as the scheduler says. do
-// carries the call out, and returns what the scheduler is to take note of.
+// carries the call out, and returns its effect for the scheduler.
 func (g *gate) pass(ctx context.Context, label string, do func() (note func(b *book))) error {
 	c := &passage{g: g, label: fmt.Sprintf("%v %s", caller(ctx), label), request: make(chan error), answer: make(chan error)}
 	g.mu.Lock()
@@ -84,7 +84,7 @@ func (g *gate) pass(ctx context.Context, label string, do func() (note func(b *b
 	}
 }
 
-// eligible lists what can happen to calls and messages, in an order that does not
+// eligible lists the possible events of calls and messages, in an order that does not
 // depend on which goroutine came first.
 func (g *gate) eligible() (all []event) {
 	g.mu.Lock()
@@ -170,7 +170,7 @@ func (g *gate) Read(ctx context.Context, prefix, key string, to store.Reader) {
 	}()
 }
 
-// An answer is a [store.Reader] that keeps what it is told.
+// An answer is a [store.Reader] that keeps its answer.
 type answer struct {
 	r   *store.Reading
 	err error
@@ -202,7 +202,7 @@ func (g *gate) ReadMany(ctx context.Context, prefix string, keys []string, each 
 	}
 }
 
-// Acquire implements [store.Store]. A grant whose answer is lost is given back: the
+// Acquire implements [store.Store]. A grant with a lost answer is given back: the
 // memory store does not know it for an orphan.
 func (g *gate) Acquire(ctx context.Context, requests []store.Request) (all []store.Answer) {
 	lost := g.pass(ctx, "acquire "+several(requests[0].Key, len(requests)), func() func(*book) {

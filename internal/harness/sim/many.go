@@ -16,7 +16,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// someKeys draws what a GetMany asks for: two keys at least, in any order, and
+// someKeys draws the keys of a GetMany: two at least, in any order, and
 // now and then one of them twice.
 func (w *world) someKeys() []string {
 	var keys []string
@@ -38,7 +38,7 @@ func (o *op) runMany(ctx context.Context) {
 
 func (o *op) manyResult() string {
 	if o.p.isDead() {
-		return "in a process that is dead" // of what, is Go's
+		return "in a process that is dead" // Go decides which part of it
 	}
 	var all []string
 	for _, key := range o.distinct() {
@@ -70,7 +70,7 @@ func (o *op) fetchMany(ctx context.Context, keys []string) (map[string]string, e
 	return o.fetched(all)
 }
 
-// fetchesOf draws what a call of the fetch comes to. It may be one of several
+// fetchesOf draws the outcome of a call of the fetch. It may be one of several
 // that run at once, so each has a source of its own.
 func (o *op) fetchesOf(ctx context.Context, keys []string) []*fetch {
 	w := o.w
@@ -113,7 +113,7 @@ func (o *op) fetchesOf(ctx context.Context, keys []string) []*fetch {
 	return all
 }
 
-// fetched is what the fetch function returns.
+// fetched is the result of the fetch function.
 func (o *op) fetched(all []*fetch) (map[string]string, error) {
 	first := all[0]
 	got, errs := map[string]string{}, map[string]error{}
@@ -133,7 +133,7 @@ func (o *op) fetched(all []*fetch) (map[string]string, error) {
 	for i := range o.w.plan.keys {
 		key := "k" + strconv.Itoa(i)
 		if !slices.ContainsFunc(all, func(f *fetch) bool { return f.key == key }) {
-			got[key] = key + " unasked" // must reach nobody
+			got[key] = key + " unasked" // must reach no caller
 		}
 	}
 	if err := o.fail(first.rng, first.whole, strings.Join(texts, " and ")); err != nil {
@@ -145,7 +145,7 @@ func (o *op) fetched(all []*fetch) (map[string]string, error) {
 	return got, nil
 }
 
-// gaveMany checks what a call of GetMany was given, each key by itself.
+// gaveMany checks the results of a call of GetMany, each key by itself.
 func (b *book) gaveMany(w *world, o *op) {
 	keys := o.distinct()
 	if o.err != nil && len(o.errs) == 0 {
@@ -188,11 +188,11 @@ func (b *book) gaveNothing(w *world, o *op, key string) {
 		w.violate("value", "%v was told that there is no %s, which no fetch has said", o, key)
 		return
 	}
-	// What isn't there has no tags.
+	// An absent key has no tags.
 	b.since(w, o, []string{key}, from, from, "nothing, as a fetch said that started")
 }
 
-// answered notes what lease the op's last ask for a key was granted: GetMany's
+// answered notes the lease that the op's last request for a key was granted: GetMany's
 // fetch isn't told under which it runs.
 func (o *op) answered(name string, a *store.Answer) {
 	if o == nil {

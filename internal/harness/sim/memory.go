@@ -17,8 +17,8 @@ func (p *plan) inMemory() {
 	p.troubles = []trouble{freeze, leaveInOrder}
 }
 
-// The book looks into Redis after each command. Of a memory store it knows what the
-// gate tells.
+// The book looks into Redis after each command. Of a memory store it knows the
+// reports of the gate.
 
 // memoryKey is a key as users name it, of one that the store knows.
 func memoryKey(key string) string { return strings.TrimPrefix(key, guardName+":") }
@@ -49,7 +49,7 @@ func (b *book) answeredInMemory(p *process, r *store.Request, a *store.Answer) {
 	b.granted[token] = grant{name, p, w.step(), now, true, now.Add(r.RenewFor + r.TTL)}
 }
 
-// returnedInMemory takes in what became of a lease.
+// returnedInMemory takes in the end of a lease.
 func (b *book) returnedInMemory(w *world, r *store.Return, done store.Returned) {
 	token := string(r.Lease.Token[:])
 	name := entryName(memoryKey(r.Lease.Key))
@@ -69,7 +69,7 @@ func (b *book) returnedInMemory(w *world, r *store.Return, done store.Returned) 
 }
 
 // changedInMemory takes in a change of a key or a tag by an op. There is an entry for
-// what a Set has stored.
+// the value of a Set.
 func (b *book) changedInMemory(w *world, o *op, name string, stored *store.Entry, endsLease bool) {
 	if stored != nil {
 		b.stored[string(stored.Payload)] = storing{w.step(), time.Now()}

@@ -14,11 +14,11 @@ var Sights = []string{
 	"call while the breaker was open", "paid fetch", "exhausted budget", "exhausted grant", "turn",
 }
 
-// A feed is what a process can know of invalidations. Its near cache may serve a
+// A feed is the knowledge that a process can have of invalidations. Its near cache may serve a
 // value that was changed only until the process has heard of the change.
 type feed struct {
 	up      bool
-	changes []int // steps at which that changed: what is near from before is not used after
+	changes []int // steps at which that changed: near values from before are not used after
 	reached time.Time
 	heard   map[string][]hearing // by key or tag
 }
@@ -67,8 +67,8 @@ func (o *op) mayBeNear() bool {
 	return o.source == guard.FromNear || o.kind == getMany && o.w.plan.policy.Near.MaxEntries > 0
 }
 
-// heardOf is the step from which the process of a call must not serve what a change
-// has made untrue: its own change returned, it heard of it, or its feed went down
+// heardOf is the step from which the process of a call must not serve a value that a
+// change has made untrue: its own change returned, it heard of it, or its feed went down
 // or came up. It is 0 while there was nothing of that.
 func (o *op) heardOf(c *op, name string) int {
 	told := c.told[name]
@@ -115,7 +115,7 @@ func (b *book) sinceNear(w *world, o, c *op, names []string, from int, what stri
 			return
 		}
 	}
-	// What is put in last was on its way for as long as the link may be dead.
+	// The last values were on their way for as long as the link may be dead.
 	if late := o.began.Sub(c.took); late > w.plan.policy.Near.TTL+linkTimeout+time.Second {
 		w.violate("near", "%v was given %s %v after %v (%v) had returned, and near values last %v", o, what, late, c, c.kind, w.plan.policy.Near.TTL)
 	}
@@ -123,7 +123,7 @@ func (b *book) sinceNear(w *world, o, c *op, names []string, from int, what stri
 }
 
 // gaveNear checks that a near value was served only while its process could hear of
-// changes, and that it is no older than what the process has reloaded.
+// changes, and that it is no older than the values that the process has reloaded.
 func (b *book) gaveNear(w *world, o *op, given string) {
 	f := &o.p.feed
 	if last := len(f.changes) - 1; !f.up && last >= 0 && f.changes[last] < o.start {
@@ -140,7 +140,7 @@ func (b *book) gaveNear(w *world, o *op, given string) {
 	}
 }
 
-// A reloading is a Reload that brought what was stored at a step.
+// A reloading is a Reload that brought the entry of a step.
 type reloading struct {
 	op     *op
 	stored int
@@ -172,7 +172,7 @@ func (b *book) tooPatient(w *world, o *op) {
 	if soft == 0 || !w.plan.calm || w.plan.tagged {
 		return
 	}
-	const commands = 500 * ms // what the scheduler lets a few commands take
+	const commands = 500 * ms // the time that the scheduler gives a few commands
 	took := o.took.Sub(o.began)
 	if o.err == nil && o.source == guard.Stale && took >= soft {
 		w.seen("soft timeout")

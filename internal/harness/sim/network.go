@@ -15,13 +15,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// weather is what a process's way to Redis is like.
+// weather is the state of a process's way to Redis.
 type weather byte
 
 const (
 	fair    weather = iota
 	refused         // connections are refused, and those there are have ended
-	swallow         // nothing arrives, either way, and nobody says so
+	swallow         // nothing arrives, either way, and there is no error
 )
 
 func (w weather) String() string { return [...]string{"fair", "refused", "black hole"}[w] }
@@ -33,7 +33,7 @@ var (
 	errDead    = errors.New("sim: the process is dead")
 )
 
-// A network is what lies between one process and Redis. Commands pass through a
+// A network lies between one process and Redis. Commands pass through a
 // hook of the client, the subscription through a wire.
 type network struct {
 	proc    int
@@ -89,7 +89,7 @@ func (n *network) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if setsUp(cmd) {
 			return next(ctx, cmd)
 		}
-		// What was sent is carried out even if the caller has gone.
+		// A sent command is carried out even if the caller has gone.
 		return n.carry(ctx, []redis.Cmder{cmd}, func([]redis.Cmder) error { return next(context.WithoutCancel(ctx), cmd) })
 	}
 }
@@ -234,7 +234,7 @@ func (n *network) dial(ctx context.Context, network, addr string) (net.Conn, err
 		return nil, errRefused
 	case weather == swallow:
 		// Told at once: the client dials under a mutex, and in a bubble no time
-		// passes while somebody waits for one.
+		// passes while a goroutine waits for one.
 		return nil, errTimeout
 	}
 	inner, err := n.dialer(ctx, network, addr)

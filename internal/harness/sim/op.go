@@ -17,7 +17,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A kind is what a call asks for.
+// A kind is the method of a call.
 type kind byte
 
 const (
@@ -45,7 +45,7 @@ type op struct {
 	kind kind
 	key  string   // or tag
 	keys []string // of getMany
-	seed uint64   // decides what its fetches come to, as rng does
+	seed uint64   // decides the outcome of its fetches, as rng does
 
 	start    int // step
 	began    time.Time
@@ -61,7 +61,7 @@ type op struct {
 	errs   map[string]error
 	end    int
 	took   time.Time
-	turnAt time.Time // a turn was given: to end it takes what a command takes, whatever the deadline; zero: none was
+	turnAt time.Time // a turn was given: to end it takes the time of a command, whatever the deadline; zero: none was
 
 	before content // of a Get's key, when it came
 	away   bool    // the breaker was open for long when it came
@@ -171,7 +171,7 @@ func (o *op) result() string {
 
 var hexadecimal = regexp.MustCompile(`[0-9a-f]{16,}`)
 
-// plain cuts what is random out of a text.
+// plain cuts the random parts out of a text.
 func plain(s string) string {
 	s, _, _ = strings.Cut(s, "\n")
 	return hexadecimal.ReplaceAllString(s, "…")
@@ -287,7 +287,7 @@ func (o *op) fetch(ctx context.Context, fl *guard.Fill[string]) (string, error) 
 	return o.answer(f, fl)
 }
 
-// newFetch draws what a fetch comes to.
+// newFetch draws the outcome of a fetch.
 func (o *op) newFetch(ctx context.Context, fl *guard.Fill[string]) *fetch {
 	w := o.w
 	o.fetches++
@@ -307,7 +307,7 @@ func (o *op) newFetch(ctx context.Context, fl *guard.Fill[string]) *fetch {
 	return f
 }
 
-// answer is what a fetch answers.
+// answer is the result of a fetch.
 func (o *op) answer(f *fetch, fl *guard.Fill[string]) (string, error) {
 	w, text := o.w, f.text()
 	if err := o.fail(o.rng, f.ending, text); err != nil {

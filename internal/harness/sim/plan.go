@@ -10,7 +10,7 @@ import (
 	"github.com/stampedeguard/stampede/guard/budget"
 )
 
-// A plan is what a seed says before anything happens.
+// A plan is the settings of a seed before the first step.
 type plan struct {
 	processes, keys, ops int
 	calm                 bool // nothing goes wrong, and nothing takes long
@@ -35,7 +35,7 @@ type plan struct {
 
 	longest     time.Duration // a fetch takes up to this
 	failing     int           // percent of fetches that fail in some way
-	private     int           // percent whose value is private
+	private     int           // percent of fetches with a private value
 	bounded     int           // percent of calls with a deadline
 	changing    int           // percent of calls that change the key
 	impatience  int           // percent of steps that let time pass while something could go on
@@ -61,17 +61,17 @@ func (t trouble) String() string {
 	return [...]string{"crash", "freeze", "cut subscription", "evict lease", "flush scripts", "bad weather", "leave in order"}[t]
 }
 
-// tagsOf are what the values of a key carry: a tag of its own, and one of all.
+// tagsOf are the tags of the values of a key: a tag of its own, and one of all.
 func tagsOf(key string) []string { return []string{"of " + key, "of all"} }
 
-// tag makes the values carry tags. It draws nothing, so that a seed is what it
-// would be without.
+// tag makes the values carry tags. It draws nothing, so that a seed plays as
+// it would without.
 func (p *plan) tag() {
 	p.tagged = true
 	p.description += "; tags"
 }
 
-// Features names what some seeds have and others do not, for checks that need it.
+// Features names the features that only some seeds have, for checks that need one.
 func Features(seed uint64) []string {
 	var all []string
 	switch seed % 4 {
@@ -92,7 +92,7 @@ func Features(seed uint64) []string {
 			all = append(all, f.name)
 		}
 	}
-	if slices.Contains(all, featureMemory) { // a store without Redis, and so without what needs one
+	if slices.Contains(all, featureMemory) { // a store without Redis, and so without the features that need one
 		all = slices.DeleteFunc(all, func(name string) bool { return name == featureBreaker || name == featureBudget })
 	}
 	return all
@@ -111,7 +111,7 @@ const (
 	featureBreaker = "breaker" // breakers open after two timeouts in a row, and Redis goes away often
 )
 
-// add gives the plan what the seed has.
+// add gives the plan the features of the seed.
 func (p *plan) add(seed uint64, rng *rand.Rand) {
 	features := Features(seed)
 	has := func(feature string) bool { return slices.Contains(features, feature) }
@@ -159,7 +159,7 @@ func (p *plan) near(rng *rand.Rand) {
 	p.changing = max(p.changing, 20)
 }
 
-// soft bounds the wait of callers who have a stale value to live on.
+// soft bounds the wait of callers that have a stale value.
 func (p *plan) soft(rng *rand.Rand) {
 	p.policy.SoftTimeout = pick(rng, 10*ms, 60*ms)
 	p.policy.StaleIfError = p.policy.Stale + 3*time.Second
@@ -176,13 +176,13 @@ func (p *plan) batch(rng *rand.Rand) {
 	p.keys += 2           // so that they overlap in many ways
 	p.ops = p.ops * 2 / 3 // each is several
 	p.policy.MaxBatch = pick(rng, 1, 2, 1000)
-	// Two that end at the same instant leave it to Go who comes first.
+	// Of two that end at the same instant Go decides which comes first.
 	p.policy.MaxUnguarded = 32
 	p.policy.FetchTimeout += 7 * ms
 	if p.policy.WaitTimeout > 0 {
 		p.policy.WaitTimeout += 13 * ms
 	}
-	if p.calm { // a fetch in parts outlasts what a lease for one fetch may
+	if p.calm { // a fetch in parts outlasts the longest lease for one fetch
 		p.keys, p.policy.MaxBatch = 4, 1
 		p.longest, p.policy.FetchTimeout, p.policy.Lease = 600*ms, 807*ms, 250*ms
 	} else { // pipelines are to be torn
@@ -226,7 +226,7 @@ func newPlan(rng *rand.Rand) plan {
 		ErrorPause:   pick(rng, 0, 50*ms, guard.Off),
 		Bypass:       pick(rng, 50*ms, 500*ms),
 		MaxAttempts:  pick(rng, 1, 2, 3, guard.Off),
-		MaxUnguarded: pick(rng, 4, 32), // seldom reached: who comes first is Go's
+		MaxUnguarded: pick(rng, 4, 32), // seldom reached: Go decides the order
 		Beta:         pick(rng, 0, 0.5, guard.Off),
 		FailClosed:   pick(rng, false, false, true),
 	}
@@ -237,7 +237,7 @@ func newPlan(rng *rand.Rand) plan {
 		p.policy.StaleIfError = p.policy.Stale + pick(rng, 100*ms, time.Second)
 	}
 	if p.calm {
-		// Leases outlast what little delay there is, and fetches their time.
+		// Leases outlast the small delays, and fetches their time.
 		p.redisTimeout, p.readTimeout = time.Second, 3*time.Second
 		p.policy.Lease, p.policy.FetchTimeout, p.policy.WaitTimeout = 1500*ms, 5*time.Second, 10*time.Second
 		p.hanging, p.longest, p.impatience = 0, 150*ms, 5

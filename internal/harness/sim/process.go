@@ -43,7 +43,7 @@ type process struct {
 	leaving bool
 	closed  chan struct{} // guard and store have been closed
 	closing error
-	// lastDown is the last step at which Redis saw nobody on its liveness channel.
+	// lastDown is the last step at which Redis saw no subscriber of its liveness channel.
 	lastDown int
 }
 
@@ -102,7 +102,7 @@ func (w *world) newStore(p *process) cache.Store {
 func (p *process) up() bool { return !p.crashed && !p.leaving }
 
 // crash ends the process as SIGKILL does: the kernel closes its connections.
-// What is left of it in the bubble can reach nobody.
+// Its remains in the bubble reach no other process.
 func (p *process) crash() {
 	p.crashed = true
 	p.die()
@@ -145,7 +145,7 @@ func (p *process) close() {
 		defer close(p.closed)
 		p.closing = errors.Join(p.guard.Close(), p.store.Close())
 		if p.budget != nil {
-			_ = p.budget.Close() // what cannot be given back expires
+			_ = p.budget.Close() // a slot that cannot be given back expires
 		}
 	}()
 }
@@ -159,7 +159,7 @@ func (p *process) isClosed() bool {
 	}
 }
 
-// watched reports whether Redis sees somebody on the process's liveness channel.
+// watched reports whether Redis sees a subscriber of the process's liveness channel.
 func (p *process) watched() bool {
 	if p.gate != nil {
 		return !p.crashed && !p.isClosed()
@@ -168,10 +168,10 @@ func (p *process) watched() bool {
 	return p.w.server.PubSubNumSub(channel)[channel] > 0
 }
 
-// The two below look into the library without asking it: what they count must be
-// nothing at rest, and nobody else needs to know.
+// The two below look into the library without asking it: their counts must be
+// zero at rest, and no user needs them.
 
-// inside is what the process's store is made of.
+// inside gives access to the parts of the process's store.
 func (p *process) inside() reflect.Value { return reflect.ValueOf(p.store.Unwrap()).Elem() }
 
 // tokens counts the tokens of the store that may be a lease, by their state in a

@@ -11,7 +11,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// noticeProcesses notes who can't be seen to live.
+// noticeProcesses notes the processes that can't be seen to live.
 func (w *world) noticeProcesses() {
 	for _, p := range w.processes {
 		if !p.crashed && !p.isClosed() && !p.watched() {
@@ -49,7 +49,8 @@ func (w *world) noticeFetches() {
 }
 
 // queued reports whether the process has queued a change of the key or of a tag that its
-// values carry, as a caller's deadline cut its call off. Until that change is carried out the process counts Redis as away.
+// values carry, as a caller's deadline cut its call off. Until that change is carried out the
+// process counts Redis as away.
 func (w *world) queued(p *process, key string) bool {
 	names := append(tagsOf(key), key)
 	return slices.ContainsFunc(w.ops, func(o *op) bool {
@@ -57,7 +58,7 @@ func (w *world) queued(p *process, key string) bool {
 	})
 }
 
-// noticeReturns judges what callers were given.
+// noticeReturns judges the results of callers.
 func (w *world) noticeReturns() {
 	for _, o := range w.ops {
 		if o.judged || !w.done(o) {
@@ -193,10 +194,10 @@ func (b *book) gaveReserve(w *world, o *op, given string, f *fetch, at time.Time
 	}
 }
 
-// since checks what a caller was given, which is from the given step, against
+// since checks the result of a caller, which is from the given step, against
 // the changes of a key, or tags, that had returned before it came. A later step at
-// which it was found to be good still counts against an Expire only: what was
-// deleted, or set anew, is not to come back.
+// which it was found to be good still counts against an Expire only: a value that
+// was deleted, or set anew, is not to come back.
 func (b *book) since(w *world, o *op, names []string, from, renewed int, what string) {
 	var barriers []*op
 	for _, name := range names {
@@ -265,7 +266,7 @@ func (b *book) gaveError(w *world, o *op, key string, err error) {
 		w.violate("error", "%v was given the error of another key: %v", o, err)
 		return
 	}
-	// A failure is for those who waited for it. Those who came later get it only
+	// A failure is for the callers that waited for it. Later callers get it only
 	// during a pause, or if "not found" was stored.
 	if f.ending == retryAfter || f.ending == notFound || w.plan.policy.Stale+w.plan.policy.StaleIfError > 0 {
 		return
@@ -293,7 +294,7 @@ func (b *book) quarantined(w *world, o *op, key string) {
 	}
 }
 
-// closed checks what is left in the server when all processes are gone.
+// closed checks the remaining keys of the server when all processes are gone.
 func (b *book) closed(w *world) {
 	if w.memory != nil {
 		b.closedInMemory(w)

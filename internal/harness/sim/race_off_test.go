@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// manySeeds is what a run without flags plays.
+// manySeeds is the number of seeds of a run without flags.
 const manySeeds = 2000
 
 // A failing seed is of use only if it fails again. The race detector schedules

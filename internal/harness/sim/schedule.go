@@ -81,7 +81,7 @@ func (w *world) pass(d time.Duration) {
 	w.quiet()
 }
 
-// quiet waits until nothing can go on by itself, and takes note of what has.
+// quiet waits until nothing can go on by itself, and takes note of the new events.
 func (w *world) quiet() {
 	synctest.Wait()
 	for w.beat() {
@@ -115,7 +115,7 @@ func (w *world) networks() []*network {
 	return all
 }
 
-// reachable reports whether what the process sends arrives, and the other way.
+// reachable reports whether bytes of the process arrive, and those for it.
 func (n *network) reachable() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -134,8 +134,8 @@ type phase struct {
 	n  int
 }
 
-// eligible lists what can happen now, in an order that depends on nothing but
-// what has happened.
+// eligible lists the events that can happen now, in an order that depends on the past
+// events only.
 func (w *world) eligible() []event {
 	var all []event
 	for _, n := range w.networks() {
@@ -157,7 +157,7 @@ func (w *world) eligible() []event {
 	})
 }
 
-// eligibleOf lists what can happen on a network.
+// eligibleOf lists the possible events of a network.
 func (w *world) eligibleOf(n *network) (all []event) {
 	for _, c := range n.pending() {
 		switch state := n.stateOf(c); {

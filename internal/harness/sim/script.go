@@ -16,9 +16,9 @@ type scripts struct {
 	names map[string]string // by SHA and by source
 }
 
-// readScripts reads the scripts of packages redisstore and budget, whose sources they
-// keep to themselves, from their directories, or from where an overlay file has them.
-// Those of package budget begin with what is in state.lua.
+// readScripts reads the scripts of packages redisstore and budget, which do not export
+// them, from their directories, or from where an overlay file has them.
+// Those of package budget begin with the text of state.lua.
 func readScripts(dirs [2]string, overlay string) (*scripts, error) {
 	replaced, err := readOverlay(overlay)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A Config says what to run.
+// A Config selects the seeds and their features.
 type Config struct {
 	Seed uint64
 	// Scripts are the directories of the scripts of packages redisstore and budget.
@@ -28,14 +28,14 @@ type Config struct {
 	Overlay string
 	// Rules are those that are checked. Default all. A mutant's check names one, so
 	// that a rule that looks into the server does not find the mutant before a rule
-	// that looks at what callers get.
+	// that looks at callers' results.
 	Rules []string
 	// Replay makes the same seed the same history. It sets the process's source of
 	// random names, so a test that runs beside others cannot use it.
 	Replay bool
 }
 
-// A Result is what came of one seed.
+// A Result is the outcome of one seed.
 type Result struct {
 	Trace      []string
 	Violations []Violation
@@ -56,11 +56,11 @@ type Result struct {
 // breaker's probes is not, so breakers open only in the seeds that are about them,
 // and those seeds do not replay ([Replays]).
 //
-// What remains are goroutines that one event wakes at once in one process: which of them is
+// The exceptions are goroutines that one event wakes at once in one process: which of them is
 // the first caller of a shared read or flight, and which of their scripts go together. Go
-// decides that, and select where two of its cases are ready. Most of what they do is sorted
-// by its content before the scheduler looks, and what a batch's flights would do at one
-// instant is set apart (see steady). About one seed in seven gives another trace the second
+// decides that, and select where two of its cases are ready. Most of their calls are sorted
+// by content before the scheduler looks, and calls of a batch's flights at one
+// instant are set apart (see steady). About one seed in seven gives another trace the second
 // time, more on a busy machine.
 func Run(t *testing.T, cfg Config) (r *Result) {
 	w := &world{
@@ -108,14 +108,14 @@ type world struct {
 
 	processes  []*process
 	ops        []*op
-	held       map[any]time.Time // what is delayed on purpose, until then
+	held       map[any]time.Time // events that are delayed on purpose, until then
 	thaws      []thaw
 	violations []Violation
 	faults     map[string]int
 	sights     map[string]int
 	book       book
 
-	mu       sync.Mutex // guards what goroutines touch
+	mu       sync.Mutex // guards the fields below
 	byName   map[string]*process
 	tokens   map[string]string // names in the trace
 	named    map[string]int
@@ -146,7 +146,7 @@ func (w *world) step() int { return int(w.clock.Load()) }
 
 func (w *world) fault(name string) { w.faults[name]++ }
 
-// seen counts what a check was about, to show that it had something to check.
+// seen counts the cases of a check, to show that there were some.
 func (w *world) seen(name string) { w.sights[name]++ }
 
 func (w *world) leaseOf(idempotencyKey string) string {
@@ -158,7 +158,7 @@ func (w *world) leaseOf(idempotencyKey string) string {
 }
 
 // leaseToken is a token as a string, empty if none of the fleet has drawn it:
-// what is fetched without a lease.
+// that of a fetch without a lease.
 func (w *world) leaseToken(t store.Token) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -39,7 +39,7 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-// worker is set in the environment of the processes that play the seeds, whose
+// worker is set in the environment of the processes that play the seeds. Their
 // runtime leaves as little as possible to chance: one processor, no preemption,
 // no garbage collection while a seed is played.
 const worker = "STAMPEDE_SIM_WORKER"
@@ -52,13 +52,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A tally is what a worker has seen.
+// A tally is the counts of a worker.
 type tally struct {
 	Seeds, Steps, Fetches int
 	Twice                 int // seeds that were played twice
 	Elapsed               time.Duration
 	Faults, Seen          map[string]int
-	Different             []uint64 // seeds whose second trace was another
+	Different             []uint64 // seeds with another trace the second time
 }
 
 func (a *tally) add(b tally) {

@@ -9,7 +9,7 @@ import (
 )
 
 // A steady store lies between a guard and its store. It notes which leases are granted,
-// and keeps out of the guard what can't be seeded. It bounds the time until a waiter's
+// and keeps out of the guard all chance that can't be seeded. It bounds the time until a waiter's
 // next look, which would otherwise be jittered. Where callers ask for several keys, the
 // waits of several flights end at the same instant: it lets the flights go on one after
 // the other, a few nanoseconds apart. It does so too where Gets ask for the lease unread:
@@ -75,7 +75,7 @@ func (s steady) Acquire(ctx context.Context, requests []store.Request) []store.A
 	return all
 }
 
-// caller is the op whose call, or whose flight, the context is of; nil: none.
+// caller is the op of the context, which is that of its call or flight; nil: none.
 func caller(ctx context.Context) *op {
 	o, _ := ctx.Value(opKey{}).(*op)
 	return o

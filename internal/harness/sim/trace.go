@@ -16,8 +16,8 @@ type Violation struct {
 
 func (v Violation) String() string { return fmt.Sprintf("step %d: %s: %s", v.Step, v.Rule, v.Text) }
 
-// A history is what happened, in the order in which it did. What goroutines
-// note during a step has no order among itself, so it is sorted.
+// A history lists events in their order. The notes of goroutines during a step have no
+// order, so they are sorted.
 type history struct {
 	start time.Time
 	lines []string

@@ -130,7 +130,7 @@ func (w *world) later(d time.Duration, do func()) {
 	w.thaws = append(w.thaws, thaw{time.Now().Add(d), do})
 }
 
-// thaw ends the troubles whose time has come.
+// thaw ends the troubles that are due.
 func (w *world) thaw() {
 	now := time.Now()
 	var left []thaw

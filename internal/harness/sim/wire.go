@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A wire is a process's subscribed connection. What goes over it is held, frame
+// A wire is a process's subscribed connection. Its bytes are held, frame
 // by frame and in order, until the scheduler lets it through. The handshake and
 // the signs of life pass by themselves.
 type wire struct {
@@ -180,7 +180,7 @@ func (w *wire) Read(b []byte) (int, error) {
 // Close is the client's.
 func (w *wire) Close() error { return w.kill(net.ErrClosed) }
 
-// kill ends the connection for both sides: what is held is lost.
+// kill ends the connection for both sides: held bytes are lost.
 func (w *wire) kill(why error) error {
 	w.update(func() {
 		if w.ended == nil {

@@ -34,6 +34,6 @@ type Parent struct {
 	teller
 }
 
-// Hear takes in what the parent tells next; io.EOF when it is gone. One
+// Hear takes in the next message of the parent; io.EOF when it is gone. One
 // goroutine calls it.
 func (p *Parent) Hear(v any) error { return p.in.Decode(v) }

@@ -3,7 +3,7 @@
 //
 // [Start], in the parent, starts a child of a given name. [Main], called with
 // that name first thing in main or TestMain, turns such a process into the child
-// and returns at once in any other. What they tell each other are lines of JSON,
+// and returns at once in any other. Their messages are lines of JSON,
 // over the child's standard input and output.
 //
 // A child's standard input ends with its parent. On Linux so does the child,

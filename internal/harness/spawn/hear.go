@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// Lines returns what reads for [Start] a child that writes lines of JSON: it
+// Lines returns a reader for [Start] of a child that writes lines of JSON: it
 // calls hear with each. The error is of the first line that is none.
 func Lines[T any](hear func(*T)) func(io.Reader) error {
 	return func(stdout io.Reader) (odd error) {
@@ -16,7 +16,7 @@ func Lines[T any](hear func(*T)) func(io.Reader) error {
 		for {
 			text, err := in.ReadBytes('\n')
 			if err != nil {
-				return odd // a part of a line is what a kill leaves
+				return odd // a kill leaves a part of a line
 			}
 			v := new(T)
 			if err := json.Unmarshal(text, v); err == nil {
@@ -28,8 +28,8 @@ func Lines[T any](hear func(*T)) func(io.Reader) error {
 	}
 }
 
-// Await returns the next of the answers, which are what the reader of p's output
-// sends. It fails when the child is gone without one, or ctx ends.
+// Await returns the next of the answers, which the reader of p's output sends. It fails when
+// the child is gone without one, or ctx ends.
 func Await[T any](ctx context.Context, p *Process, answers <-chan T) (answer T, err error) {
 	select {
 	case answer = <-answers:

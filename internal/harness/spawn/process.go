@@ -12,7 +12,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
-// ErrDied is wrapped by what [Process.Died] returns.
+// ErrDied is wrapped by the error of [Process.Died].
 var ErrDied = errors.New("the child process died")
 
 // A Process is a child as its parent sees it. Its methods may be called from
@@ -26,8 +26,8 @@ type Process struct {
 	gone   chan struct{} // closed when the child has ended and all that it wrote is read
 }
 
-// Start starts a child. In a goroutine of its own, read takes in what the child
-// writes, to the end; see [Lines]. Its error becomes a [Process.Complaint].
+// Start starts a child. In a goroutine of its own, read takes in the output of the
+// child, to the end; see [Lines]. Its error becomes a [Process.Complaint].
 func Start(name string, read func(stdout io.Reader) error) (*Process, error) {
 	p := &Process{name: name, gone: make(chan struct{})}
 	if err := p.start(read); err != nil {
@@ -60,7 +60,7 @@ func (p *Process) start(read func(io.Reader) error) error {
 		if err := read(stdout); err != nil {
 			fmt.Fprintln(&p.stderr, p.wrap(err))
 		}
-		_ = p.cmd.Wait() // Died has what came of it
+		_ = p.cmd.Wait() // Died has the outcome
 	}()
 	return nil
 }
@@ -78,10 +78,10 @@ func (p *Process) Died() error {
 	}
 }
 
-// Stderr returns the end of what the child has written to its standard error.
+// Stderr returns the end of the child's standard error.
 func (p *Process) Stderr() string { return p.stderr.String() }
 
-// Complaint is what a Go program says on its standard error when it is broken,
+// Complaint is the text of a broken Go program on its standard error,
 // or the error of [Main].
 func (p *Process) Complaint() error {
 	said := p.Stderr()
@@ -94,7 +94,7 @@ func (p *Process) Complaint() error {
 }
 
 // Wait waits until the child is gone. It returns nil if the child's exit status
-// is 0, and what Died says if not.
+// is 0, and the error of Died if not.
 func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.gone:
@@ -107,7 +107,7 @@ func (p *Process) Wait(ctx context.Context) error {
 	return p.Died()
 }
 
-// CloseInput ends what the child hears.
+// CloseInput closes the child's standard input.
 func (p *Process) CloseInput() error { return p.out.Close() }
 
 // Kill ends the child with SIGKILL and waits until it is gone. Calling it again,

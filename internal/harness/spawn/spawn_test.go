@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// echo is a child that says what it hears, but for some words.
+// echo is a child that repeats its messages, but for some words.
 func echo(parent *spawn.Parent) error {
 	for {
 		var word string

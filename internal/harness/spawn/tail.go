@@ -2,7 +2,7 @@ package spawn
 
 import "sync"
 
-// A tail keeps the end of what is written to it.
+// A tail keeps the end of its input.
 type tail struct {
 	mu   sync.Mutex
 	text []byte

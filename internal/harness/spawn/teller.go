@@ -7,9 +7,9 @@ import (
 )
 
 // A teller writes to the process at the other end of a pipe. Its methods may be
-// called from any goroutine. They return when the other can read what was
-// written, whatever becomes of this process. If the other is gone, they do
-// nothing: who waits for an answer learns of that.
+// called from any goroutine. They return when the other can read the
+// message, whatever becomes of this process. If the other is gone, they do
+// nothing: a caller that waits for an answer learns of that.
 type teller struct {
 	mu  sync.Mutex
 	out io.WriteCloser
