@@ -91,7 +91,7 @@ func ExampleMiddleware_PurgeTag() {
 	// price: 12
 }
 
-// The method PURGE deletes the page of its URL. Put an access check in front of it.
+// The method PURGE deletes the page of its URL, for those clients that the function allows.
 func ExampleMiddleware_PurgeHandler() {
 	store := exampleStore()
 	defer store.Close()
@@ -106,10 +106,13 @@ func ExampleMiddleware_PurgeHandler() {
 		fmt.Println("rendering")
 		fmt.Fprint(w, "report")
 	})))
-	mux.Handle("PURGE /", m.PurgeHandler())
+	mux.Handle("PURGE /", m.PurgeHandler(func(r *http.Request) bool { return r.Header.Get("Authorization") == "Bearer secret" }))
 	for _, method := range []string{"GET", "PURGE", "GET"} {
-		w := httptest.NewRecorder()
-		mux.ServeHTTP(w, httptest.NewRequest(method, "/report", nil))
+		w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/report", nil)
+		if method == "PURGE" {
+			r.Header.Set("Authorization", "Bearer secret")
+		}
+		mux.ServeHTTP(w, r)
 		fmt.Println(method, w.Code)
 	}
 	// Output:

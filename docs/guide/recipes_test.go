@@ -132,18 +132,12 @@ func userBatch(users *guard.Guard[User], selectUsers func(ctx context.Context, i
 	}
 }
 
-type tenantKey struct{}
-
-func tenantOf(ctx context.Context) string {
-	tenant, _ := ctx.Value(tenantKey{}).(string)
-	return tenant
-}
-
 func tenantPages(store cache.Store, checkSession func(http.Handler) http.Handler, pages http.Handler) (http.Handler, *middleware.Middleware, error) {
 	m, err := middleware.New(store, middleware.Options{
 		TTL:     time.Minute,
 		Cookies: []string{}, // a run gets no cookie: its page is for the whole tenant
 		Key:     func(r *http.Request) string { return tenantOf(r.Context()) },
+		Context: []any{tenantKey{}}, // a run may depend on it, as it is in the key
 		Tags: func(r *http.Request, _ http.Header) []string {
 			return []string{"tenant:" + tenantOf(r.Context())}
 		},
