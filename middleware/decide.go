@@ -148,6 +148,7 @@ func (r *run) record() {
 	if r.asked.Header["Range"] == nil {
 		r.publish(outcome{then: readAlong, decision: r.recorded()})
 	}
+	r.share()
 }
 
 func (r *run) recorded() decision {
@@ -171,21 +172,16 @@ func (r *run) store() {
 		r.m.terms.Set(f, p)
 	}
 	stored := r.turn.Store(p)
+	if r.live != nil {
+		r.live.End(p, nil)
+	}
 	r.publish(outcome{then: servePage, page: p, stored: stored, decision: r.recorded()})
 }
 
 // page makes a page of a response that is whole.
 func (r *run) page(body []byte) *httpcache.Page {
-	p := &httpcache.Page{
-		Status: r.status, Body: body, Trailer: r.storedTrailer(), Vary: r.d.Vary, Freshness: r.d.Freshness,
-		Header: rfc9111.StoredHeader(r.response(), r.d.Control, r.rfc), Length: strconv.Itoa(len(body)), Began: r.began,
-	}
-	p.HidesTags = r.m.tags.hides(r.req, p.Header, r.tags)
-	delete(p.Header, "Content-Length")
-	if len(p.Vary) > 0 {
-		p.Variant = rfc9111.VariantKey(p.Vary, r.req)
-	}
-	p.Freshness.InitialAge += time.Since(r.headerAt)
+	p := r.head()
+	p.Body, p.Length, p.Trailer = body, strconv.Itoa(len(body)), r.storedTrailer()
 	if _, set := p.Header["Content-Type"]; !set && len(body) > 0 && len(p.Header["Content-Encoding"]) == 0 {
 		p.Header.Set("Content-Type", http.DetectContentType(body))
 	}
@@ -195,6 +191,21 @@ func (r *run) page(body []byte) *httpcache.Page {
 	if r.m.opts.Compress && !r.d.Control.NoTransform {
 		p.Gzip = compress(p)
 	}
+	return p
+}
+
+// head makes the page without the body and all that depends on it.
+func (r *run) head() *httpcache.Page {
+	p := &httpcache.Page{
+		Status: r.status, Vary: r.d.Vary, Freshness: r.d.Freshness,
+		Header: rfc9111.StoredHeader(r.response(), r.d.Control, r.rfc), Began: r.began,
+	}
+	p.HidesTags = r.m.tags.hides(r.req, p.Header, r.tags)
+	delete(p.Header, "Content-Length")
+	if len(p.Vary) > 0 {
+		p.Variant = rfc9111.VariantKey(p.Vary, r.req)
+	}
+	p.Freshness.InitialAge += time.Since(r.headerAt)
 	return p
 }
 

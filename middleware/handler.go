@@ -27,7 +27,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	a.asked, a.says = newAsked(m.site, r, t), m.site.says(r.Header)
 	c := &call{m: m, asked: a.asked, says: a.says, out: a}
-	alone := r.Method == http.MethodHead || c.says.NoStore || hasPrecondition(c.asked.Header)
+	alone := c.says.NoStore || hasPrecondition(c.asked.Header)
 	if alone || c.says.OnlyIfCached || c.says.MaxStale.Set {
 		switch {
 		case c.lookUp():

@@ -13,14 +13,15 @@ import (
 // A Middleware is a shared cache in front of handlers. It is safe for concurrent use. One
 // can wrap many handlers that share its options: the request tells their responses apart.
 type Middleware struct {
-	opts        Options
-	site        *site
-	tags        tagger
-	pages       *pages
-	terms       httpcache.Terms
-	softTimeout time.Duration // of the policy
-	aloneSlots  chan struct{}
-	counters    counters
+	opts         Options
+	site         *site
+	tags         tagger
+	pages        *pages
+	terms        httpcache.Terms
+	softTimeout  time.Duration // of the policy, and so is fetchTimeout
+	fetchTimeout time.Duration
+	aloneSlots   chan struct{}
+	counters     counters
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -52,7 +53,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	m := &Middleware{
 		opts: opts, site: newSite(&opts), tags: tagger{opts.TagHeaders, opts.Tags, len(policy.Tags)},
 		pages: &pages{g, newMarks(), opts.MaxVariants + maxRounds}, terms: httpcache.Terms{Keep: opts.KeepFor},
-		softTimeout: policy.SoftTimeout, aloneSlots: make(chan struct{}, opts.MaxAlone),
+		softTimeout: policy.SoftTimeout, fetchTimeout: policy.FetchTimeout, aloneSlots: make(chan struct{}, opts.MaxAlone),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m, nil
