@@ -27,15 +27,16 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	a.asked, a.says = newAsked(m.site, r, t), m.site.says(r.Header)
 	c := &call{m: m, asked: a.asked, says: a.says, out: a}
-	alone := c.says.NoStore || hasPrecondition(c.asked.Header)
-	if alone || c.says.OnlyIfCached || c.says.MaxStale.Set {
+	alone, head := c.says.NoStore || hasPrecondition(c.asked.Header), r.Method == http.MethodHead
+	if alone || head || c.says.OnlyIfCached || c.says.MaxStale.Set {
+		served, found := c.lookUp()
 		switch {
-		case c.lookUp():
+		case served:
 			return
 		case c.says.OnlyIfCached:
 			a.notStored()
 			return
-		case alone:
+		case alone, head && found:
 			a.pass(rfc9111.FwdURIMiss, "")
 			return
 		}

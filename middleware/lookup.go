@@ -9,27 +9,27 @@ import (
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// lookUp answers from a stored page and never runs the handler. It returns false if no
-// stored page will do.
-func (c *call) lookUp() bool {
+// lookUp answers from a stored page and never runs the handler. It reports whether it has
+// answered, and whether there is a stored page.
+func (c *call) lookUp() (served, found bool) {
 	ctx := c.asked.Context()
-	p, res, ok := c.peek(ctx)
-	if !ok {
-		return false
+	p, res, found := c.peek(ctx)
+	if !found {
+		return false, false
 	}
 	age := ageOf(p, res)
 	switch verdict, _ := rfc9111.MayServe(p.Freshness, age, c.says); verdict {
 	case rfc9111.ServeFresh, rfc9111.ServeStale, rfc9111.ServeAndRefresh:
 		if verdict == rfc9111.ServeAndRefresh && c.asked.Method == http.MethodGet && !c.says.NoStore && !c.says.OnlyIfCached {
-			return false // answer also refreshes it
+			return false, true // answer also refreshes it
 		}
 		if c.says.OnlyIfCached && rfc9111.AnswerFor(c.asked.Request, p.Stored()) == rfc9111.AnswerElsewhere {
-			return false // the handler must not be called
+			return false, true // the handler must not be called
 		}
 		c.out.serve(p, res, age, "")
-		return true
+		return true, true
 	}
-	return false
+	return false, true
 }
 
 // peek returns the stored page for this request, fresh or stale.

@@ -219,10 +219,9 @@ func TestConformanceRequests(t *testing.T) {
 			{want: cached},
 			{method: "HEAD", want: cached, wantHeader: []string{"X-A: b", "Content-Length: 8", "Age: *"}},
 		}},
-		story{"HEAD makes no GET", []step{
-			{method: "HEAD", header: []string{fresh}, want: origin},
-			{header: []string{fresh}, want: origin},
-			{want: cached},
+		story{"HEAD without a stored GET asks for one", []step{
+			{method: "HEAD", header: []string{fresh, "X-A: b"}, want: origin, wantHeader: []string{"X-A: b", "Content-Length: 8"}},
+			{want: cached, wantBody: "answer 1", wantHeader: []string{"X-A: b"}},
 		}},
 		story{"HEAD of a 404", []step{
 			{status: 404, header: []string{fresh}, want: origin},

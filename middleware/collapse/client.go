@@ -104,6 +104,7 @@ func (r *run) open(p *page, opts ...option) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
+	_ = conn.(*net.TCPConn).SetReadBuffer(16 << 10) // a client that does not read is full soon
 	_ = conn.SetDeadline(time.Now().Add(q.timeout))
 	var b strings.Builder
 	// The same Host for all caches of a fleet: it is a part of a page's key.

@@ -262,13 +262,16 @@ func (r *run) is(a answer, status int, body string) {
 	}
 }
 
+// slack is for the time of a busy machine, in fetch times.
+const slack = 0.5
+
 // soon fails the case if an answer took more than so many fetch times.
 func (r *run) soon(all []answer, fetches float64) {
 	var worst time.Duration
 	for _, a := range all {
 		worst = max(worst, a.end.Sub(a.start))
 	}
-	if r.note("%.2fs", worst.Seconds()); worst > r.times(fetches) {
+	if r.note("%.2fs", worst.Seconds()); worst > r.times(fetches+slack) {
 		r.fail("the last client had its answer after %.2fs, want %.2fs", worst.Seconds(), r.times(fetches).Seconds())
 	}
 }
