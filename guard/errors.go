@@ -89,7 +89,7 @@ func (e *RetryAfterError) Unwrap() error { return e.Err }
 
 // RetryAfter is for a fetch to return: it wraps err, and the fleet does not fetch this key
 // again for d. Callers get err until then, or the stale value if the policy has one. A d
-// of zero or less is no pause.
+// of zero or less is no pause, not even that of Policy.ErrorPause.
 func RetryAfter(err error, d time.Duration) error {
 	return &RetryAfterError{Err: err, After: d}
 }

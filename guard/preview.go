@@ -15,12 +15,12 @@ import (
 //
 // A caller that came after the turn began gets the preview only if the store has
 // confirmed since that the turn's lease is held: then no Delete, Set or Expire lies
-// between the two. A value that is to carry tags, as [Fill.Tags] and [Policy.Tags] say,
-// and one without a lease are for the callers that came before.
+// between the two. A value that is to carry tags, the given ones or those of [Fill.Tags]
+// and [Policy.Tags], and one without a lease are for the callers that came before.
 //
 // The first call counts. Preview does nothing once the turn is over.
-func (t *Turn[V]) Preview(value V) {
-	t.t.preview(&value, len(t.Fill.Tags)+len(t.t.e.tags.own) > 0)
+func (t *Turn[V]) Preview(value V, tags ...string) {
+	t.t.preview(&value, len(tags)+len(t.Fill.Tags)+len(t.t.e.tags.own) > 0)
 }
 
 func (o *openTurn) preview(value any, tagged bool) {

@@ -100,8 +100,7 @@ func TestPreviewWithTagsIsForEarlierCallers(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		turn := begin(w, g, "k")
-		turn.Fill.Tags = []string{"a"}
-		turn.Preview("half") // its DeleteTag would end no lease
+		turn.Preview("half", "a") // a DeleteTag would end no lease
 		late := waiting(w, g)
 		time.Sleep(time.Second)
 		stillWaits(w, "a caller that came after the turn began", late)

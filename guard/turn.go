@@ -244,7 +244,9 @@ func (end *ending) fail(cause error) {
 		// Each of the callers that share it would repeat a failure.
 		return
 	}
-	pause, asked := PauseOf(cause)
+	pause, _ := PauseOf(cause)
+	var answer *RetryAfterError
+	asked := pause > 0 || errors.As(cause, &answer) // for none, if its pause is zero
 	exhausted := isExhausted(cause)
 	if exhausted {
 		asked = true // for none, unless it did: the budget is exhausted and not the key

@@ -84,13 +84,23 @@ func TestPitfall38Head(t *testing.T) {
 			fmt.Fprint(w, "body")
 		}
 	})
-	for _, g := range append(s.together(10, "HEAD /"), s.do("HEAD /")) {
-		if s.is(g, 200, ""); g.Header.Get("X-Method") != "GET" || g.ContentLength != 4 {
-			t.Error(g.Header, g.ContentLength)
+	for _, g := range s.together(20, "HEAD /") { // a herd is one run, of GET
+		if s.is(g, 200, ""); g.Header.Get("X-Method") != "GET" {
+			t.Error(g.Header)
 		}
 	}
 	s.is(s.do("/"), 200, "body")
+	s.is(s.do("/"), 200, "body") // so it is stored
+	g := s.do("HEAD /")
+	s.is(g, 200, "")
+	if s.hit(g); g.Header.Get("X-Method") != "GET" || g.ContentLength != 4 {
+		t.Error(g.Header, g.ContentLength)
+	}
 	s.ran(1)
+	g = s.do("HEAD /", "Cache-Control: no-store")
+	if s.is(g, 200, ""); g.Header.Get("X-Method") != "GET" {
+		t.Error(g.Header)
+	}
 }
 
 func TestRequestDirectives(t *testing.T) {
@@ -633,7 +643,7 @@ func TestBrokenResponsesAreCounted(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	})
 	const alone = "Connection: close" // on one that another breaks, a request may never come
-	for _, what := range []string{"GET /", "HEAD /", "POST /"} {
+	for _, what := range []string{"GET /", "GET /", "POST /"} {
 		s.do(what, alone)
 	}
 	s.do("/", "Cache-Control: no-store", alone)
@@ -667,7 +677,7 @@ func TestPurgeHandler(t *testing.T) {
 	s.is(s.do("/"), 200, "run 1")
 	w := &plainWriter{h: http.Header{}}
 	r, _ := http.NewRequest("PURGE", s.URL+"/", nil)
-	s.m.PurgeHandler().ServeHTTP(w, r)
+	s.m.PurgeHandler(func(*http.Request) bool { return true }).ServeHTTP(w, r)
 	s.is(s.do("/"), 200, "run 2")
 }
 

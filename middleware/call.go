@@ -3,6 +3,7 @@ package middleware
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -19,6 +20,7 @@ type call struct {
 	out   *reply
 
 	marked string     // the key that may be marked
+	again  bool       // the run of another request had no answer for this one
 	waited bool       // for a run that may have begun before the request: see mayCollapse
 	had    *stalePage // that is being fetched anew for this request; nil: none
 }
@@ -58,9 +60,8 @@ func (c *call) round(key string) bool {
 		ix := p.Index
 		c.out.varies = true
 		at.ix, at.variant = ix, rfc9111.VariantKey(ix.Names, c.asked.varying(ix.Names))
-		if len(ix.Variants) >= c.m.opts.MaxVariants && !ix.Contains(at.variant) {
-			c.alone("") // one variant too many is for its client alone
-			return true
+		if 4*len(ix.Variants) >= 3*c.m.opts.MaxVariants && ix.Contains(at.variant) {
+			c.m.pages.marks.Use(key, at.variant) // it is not to be the next that is dropped
 		}
 		p, res, r, err = c.begin(&at)
 	}
@@ -75,19 +76,19 @@ func (c *call) round(key string) bool {
 func (c *call) begin(at *slot, opts ...guard.CallOption) (*httpcache.Page, guard.Result[*httpcache.Page], *run, error) {
 	key := at.key()
 	c.out.event.key, c.marked = key, key
-	if c.m.pages.marks.has(key) {
+	if c.m.pages.marks.Has(key) {
 		return nil, guard.Result[*httpcache.Page]{}, nil, nil
 	}
-	res, turn, err := c.m.pages.guard.Begin(c.asked.Context(), key, c.refresh(*at), opts...)
+	res, turn, err := c.m.pages.guard.Begin(c.asked.runContext(), key, c.refresh(*at), opts...)
 	switch {
 	case turn == nil:
 		return res.Value, res, nil, err
 	case turn.Alone():
-		c.m.pages.marks.remember(key, c.out.event.began, turn.Fill.TTL)
+		c.m.pages.marks.Remember(key, c.out.event.began, turn.Fill.TTL)
 		turn.Store(nil)
 		return nil, res, nil, nil
 	}
-	return nil, res, c.start(turn, *at, &client{w: c.out.w}), nil
+	return nil, res, c.start(turn, *at, newClient(c.out.w)), nil
 }
 
 // refresh starts a run in the background.
@@ -142,6 +143,8 @@ func (c *call) await(r *run) outcome {
 		select {
 		case <-r.ready:
 			return r.out
+		case i := <-r.client.hints:
+			r.client.write(i)
 		case <-c.asked.Context().Done():
 			return outcome{then: giveUp, err: context.Cause(c.asked.Context())}
 		case <-soft:
@@ -171,18 +174,51 @@ func (c *call) staleFor(r *run) *stalePage {
 // settle answers with the guard's page or error. It returns false if the call has to look
 // again.
 func (c *call) settle(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page], err error) bool {
+	var status *statusError
 	switch {
+	case errors.As(err, &status) && status.page != nil && c.asked.mayPass(status.page):
+		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
+	case errors.Is(err, httpcache.ErrUnshared), errors.Is(err, httpcache.ErrNotWhole), status != nil && status.page != nil, isRefusal(err):
+		return c.retry(err)
 	case err != nil:
 		c.out.fail(err, nil)
 	case p == nil:
 		c.alone(c.marked)
-	case p.Status == 0:
+	case p.Status == 0 || !c.asked.mayPass(p):
 		return false
-	case len(p.Vary) > 0 && p.Variant != rfc9111.VariantKey(p.Vary, c.asked.varying(p.Vary)):
-		c.alone("")
 	default:
 		return c.judge(at, p, res)
 	}
+	return true
+}
+
+// isRefusal reports whether an error says that a run in another process was answered 4xx:
+// this request may have had other headers.
+func isRefusal(err error) bool {
+	status := httpcache.StatusOf(err)
+	return status >= 400 && status < 500
+}
+
+// retry looks again, once, when the run of another request has no answer for this one. It
+// returns false if the call has to look again.
+func (c *call) retry(err error) bool {
+	_, paused := guard.PauseOf(err)
+	switch {
+	case paused && !errors.Is(err, httpcache.ErrNotWhole):
+		c.out.runAlone() // the page is not fetched for a while
+		return true
+	case !c.again:
+		c.again = true
+		var remote *guard.RemoteError
+		if errors.As(err, &remote) && errors.Is(err, httpcache.ErrUnshared) {
+			c.m.pages.marks.Strike(c.marked) // the run's process has counted its own
+		}
+		return false
+	case errors.Is(err, httpcache.ErrNotWhole):
+		c.out.fail(err, nil)
+		return true
+	}
+	c.alone("")
 	return true
 }
 
@@ -213,10 +249,17 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 	case rfc9111.GatewayTimeout:
 		c.out.notStored()
 	default:
+		if rand.Uint32()%trustEvery == 0 {
+			c.m.pages.marks.Trust(at.key())
+		}
+		c.m.pages.kept.use(at.page)
 		c.out.serve(p, res, age, "")
 	}
 	return true
 }
+
+// trustEvery is the number of hits of which one, at random, is noted for its key.
+const trustEvery = 16
 
 // mayCollapse reports whether the run of another request answers this one, even if each
 // use needs a validation. It does if the run began after the request came. The beginning
@@ -224,7 +267,7 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 // second one that is waited for began later.
 func (c *call) mayCollapse(p *httpcache.Page) bool {
 	verdict, _ := rfc9111.MayServe(p.Freshness, p.Freshness.InitialAge, c.says)
-	if verdict != rfc9111.Validate || p.Status >= 500 || c.waited || !p.Began.IsZero() && !p.Began.Before(c.out.event.began) {
+	if verdict != rfc9111.Validate || p.Status >= 500 || !p.Reusable() || c.waited || !p.Began.IsZero() && !p.Began.Before(c.out.event.began) {
 		return true
 	}
 	c.waited = true
@@ -239,7 +282,8 @@ func (c *call) reload(at *slot, old *stalePage, why rfc9111.Fwd) bool {
 	switch {
 	case r != nil:
 		return c.follow(r)
-	case err != nil && c.asked.Context().Err() == nil && rfc9111.MayServeOnError(old.page.Freshness, old.age, c.says):
+	case err != nil && !errors.Is(err, httpcache.ErrUnshared) && !isRefusal(err) && c.asked.Context().Err() == nil &&
+		rfc9111.MayServeOnError(old.page.Freshness, old.age, c.says):
 		c.out.serve(old.page, old.res, old.age, "error")
 		return true
 	}
@@ -269,10 +313,10 @@ func (c *call) alone(key string) {
 // pageKey is the guard's key of the page. If the options make more than the target part
 // of it, the key contains an epoch, by which all pages of the target can be forgotten.
 func (c *call) pageKey() (string, error) {
-	if !c.m.site.epochs {
+	if !c.asked.terms.epochs {
 		return c.asked.key(""), nil
 	}
-	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.target(), newEpoch)
+	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.page, newEpoch)
 	switch {
 	case err != nil:
 		return "", err
@@ -317,9 +361,11 @@ func (c *call) start(turn *guard.Turn[*httpcache.Page], at slot, cl *client) *ru
 	}
 	r.take(turn)
 	stop := context.AfterFunc(c.m.ctx, func() { cancel(errClosing) })
+	timer := time.AfterFunc(c.m.fetchTimeout, r.tooLong)
 	go func() {
 		defer cancel(nil)
 		defer stop()
+		defer timer.Stop()
 		defer r.end()
 		for again := true; again; again = r.goAgain() {
 			r.serve()

@@ -11,14 +11,6 @@ import (
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// A statusError is a response that says that the handler failed, while there is a stale
-// page to be served instead.
-type statusError struct{ status int }
-
-func (e *statusError) Error() string {
-	return "middleware: the handler answered " + strconv.Itoa(e.status)
-}
-
 // A decision is what a run's header has led to, as far as Cache-Status tells it.
 type decision struct {
 	fwd     rfc9111.Fwd
@@ -37,18 +29,21 @@ func (r *run) decide() {
 	}
 	if rfc9111.IsError(r.status) && r.stale != nil && r.stale.UsableOnError() {
 		r.goPrivate() // if the stale page may not be served after all, the client gets this
-		r.fail(&statusError{r.status})
+		r.fail(&statusError{status: r.status})
 		return
 	}
 	r.rfc = r.m.site.rfc(r.asked.terms, r.status)
 	r.d = rfc9111.Store(r.req, r.response(), r.rfc)
 	r.tags = r.m.tags.of(r.req, r.header)
+	r.impliedVary()
 	reason := r.notShared()
-	failure := reason == string(rfc9111.ReasonNoFreshness) && r.status >= 500 && !r.asked.credentialed
-	r.passing = failure || r.noEpoch
+	r.failure = reason != "" && r.passes(reason)
+	r.passing = r.failure || r.noEpoch
 	switch {
-	case reason != "" && !failure:
+	case reason != "" && !r.failure:
 		r.keepPrivate(reason)
+	case r.failure:
+		r.record()
 	case r.at.ix.Covers(r.d.Vary):
 		r.record()
 	case r.at.ix != nil:
@@ -56,6 +51,14 @@ func (r *run) decide() {
 		r.keepPrivate("vary")
 	default:
 		r.branch()
+	}
+}
+
+// impliedVary adds Accept-Encoding to the names of a response that is encoded and does not
+// name it: a client that accepts no encoding could not read it.
+func (r *run) impliedVary() {
+	if len(r.header["Content-Encoding"]) > 0 && len(r.req.Header["Accept-Encoding"]) > 0 {
+		r.d.Vary = (&httpcache.Index{Names: []string{"Accept-Encoding"}}).With(r.d.Vary)
 	}
 }
 
@@ -90,7 +93,7 @@ func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
 	switch {
 	case d.For != rfc9111.Anyone:
 		return string(d.Reason)
-	case a.personal && !d.Control.SaysShared():
+	case a.credentialed && !d.Control.SaysShared():
 		return "personal"
 	case a.credentialed && needsValidation(d.Freshness):
 		return "always-validated"
@@ -126,15 +129,14 @@ func (r *run) keepPrivate(reason string) {
 	r.recording = false
 	over := !r.notOver()
 	o := outcome{then: readAlong, decision: decision{reason: reason}}
-	if r.misfits() {
-		o.then = runAlone
+	if r.misfits() || r.client != nil && r.asked.isStripped() {
+		o.then = runAlone // with the whole request
 		r.detach()
 	}
 	r.goPrivate()
 	r.publish(o)
 	if !over {
-		r.turn.Fill.Private = true
-		r.turn.Store(nil)
+		r.yield(reason)
 	}
 }
 
@@ -159,14 +161,28 @@ func (r *run) recorded() decision {
 // requests that wait: a failure, or a page whose epoch is not known.
 func (r *run) store() {
 	body, ok := r.rec.Kept()
-	if !ok || !r.notOver() {
+	over := !r.notOver()
+	if !over && !ok {
+		r.turn.Release()
+	}
+	if over || !ok {
 		r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
 		return
 	}
 	p, f := r.page(body), r.turn.Fill
-	if r.passing {
+	switch {
+	case r.failure && r.known != nil && r.status != http.StatusNotFound && r.status != http.StatusGone:
+		p = r.passed(p)
+		r.turn.Fail(r.pausing(&statusError{r.status, p})) // the stored page stays
+		r.publish(outcome{then: servePage, page: p, decision: r.recorded()})
+		return
+	case r.failure:
+		p = r.passed(p)
+		fallthrough
+	case r.passing:
 		f.TTL, f.StaleFor = 0, guard.Off
-	} else {
+	default:
+		r.m.pages.marks.Trust(r.at.key())
 		r.enlist()
 		f.Tags = append(f.Tags, r.tags...)
 		r.m.terms.Set(f, p)
@@ -176,6 +192,9 @@ func (r *run) store() {
 		r.live.End(p, nil)
 	}
 	r.publish(outcome{then: servePage, page: p, stored: stored, decision: r.recorded()})
+	if stored && !r.passing {
+		_ = r.m.pages.drop(r.m.ctx, r.m.pages.kept.add(r.at.page))
+	}
 }
 
 // page makes a page of a response that is whole.
@@ -202,6 +221,7 @@ func (r *run) head() *httpcache.Page {
 	}
 	p.HidesTags = r.m.tags.hides(r.req, p.Header, r.tags)
 	delete(p.Header, "Content-Length")
+	withoutTraces(p.Header)
 	if len(p.Vary) > 0 {
 		p.Variant = rfc9111.VariantKey(p.Vary, r.req)
 	}
@@ -219,6 +239,7 @@ func (r *run) storedTrailer() http.Header {
 	if _, sent := r.trailer["Date"]; !sent {
 		delete(kept, "Date")
 	}
+	withoutTraces(kept)
 	if !r.m.opts.StoreSetCookie || !r.d.Control.SaysShared() {
 		delete(kept, "Set-Cookie")
 		delete(kept, "Set-Cookie2")
@@ -241,6 +262,7 @@ func (r *run) validated() {
 	p.Freshness, p.Began = r.d.Freshness, r.began
 	r.tags = r.m.tags.of(r.req, updated(r.stale.Header, r.header))
 	p.Header = rfc9111.StoredHeader(resp, r.d.Control, r.rfc)
+	withoutTraces(p.Header)
 	p.HidesTags = r.m.tags.hides(r.req, p.Header, r.tags)
 	if r.d.Control.NoTransform || hasDigest(&p) {
 		p.Gzip = nil
@@ -248,18 +270,16 @@ func (r *run) validated() {
 	o := outcome{then: servePage, page: &p, decision: decision{
 		stored: true, fwdCode: http.StatusNotModified, ttl: p.Freshness.Left(p.Freshness.InitialAge),
 	}}
-	over := !r.notOver()
-	f := r.turn.Fill
-	if r.notShared() != "" || !slices.Equal(r.d.Vary, p.Vary) {
-		if r.misfits() {
-			o.then = runAlone
-		}
-		f.Private = true
-	} else {
-		f.Tags = append(f.Tags, r.tags...)
-		r.m.terms.Set(f, &p)
+	unfit := r.notShared() != "" || !slices.Equal(r.d.Vary, p.Vary)
+	if unfit && r.misfits() {
+		o.then = runAlone
 	}
-	if !over {
+	if r.notOver() {
+		f := r.turn.Fill
+		if f.Private = unfit; !unfit {
+			f.Tags = append(f.Tags, r.tags...)
+			r.m.terms.Set(f, &p)
+		}
 		o.stored = r.turn.Store(&p)
 	}
 	r.publish(o)
@@ -290,9 +310,8 @@ func (r *run) branch() {
 	}
 	// The tags keep the index from being stored if one of them was purged since the run
 	// began. The variant can't be reached then.
-	f := pages.Fill
-	f.TTL, f.StaleFor, f.Tags = indexTTL, guard.Off, append(f.Tags, r.tags...)
-	if !over {
+	if f := pages.Fill; !over {
+		f.TTL, f.StaleFor, f.Tags = indexTTL, guard.Off, append(f.Tags, r.tags...)
 		pages.Store(&httpcache.Page{Index: ix})
 	}
 }
@@ -302,25 +321,41 @@ func (r *run) branch() {
 func (r *run) learn() {
 	names := r.at.ix.With(r.d.Vary)
 	if len(names) <= rfc9111.MaxVaryNames {
-		r.changeIndex(func(ix *httpcache.Index) { ix.Names, ix.Variants = names, nil })
+		r.changeIndex(func(ix *httpcache.Index) { ix.Names, ix.Variants = names, nil }, func() {})
 	}
 }
 
-// enlist adds the run's variant to the index, which bounds their number.
+// enlist adds the run's variant to the index, which bounds their number: it takes the place
+// of the variant that has been of least use.
 func (r *run) enlist() {
-	if r.at.ix == nil || r.at.ix.Contains(r.at.variant) {
+	ix, variant := r.at.ix, r.at.variant
+	if ix == nil || ix.Contains(variant) {
 		return
 	}
-	variant := r.at.variant
+	var dropped []string
 	r.changeIndex(func(ix *httpcache.Index) {
-		if !ix.Contains(variant) {
-			ix.Variants = append(ix.Variants, variant)
+		dropped = nil
+		if ix.Contains(variant) {
+			return
+		}
+		for len(ix.Variants) >= r.m.opts.MaxVariants {
+			dropped = append(dropped, ix.Drop(r.m.pages.marks.Used(r.at.page)))
+		}
+		ix.Variants = append(ix.Variants, variant)
+	}, func() {
+		for _, suffix := range dropped {
+			_ = r.m.pages.guard.Delete(r.m.ctx, r.at.page+"\n"+suffix)
 		}
 	})
 }
 
-// changeIndex changes the page's index on a goroutine that ends with the guard.
-func (r *run) changeIndex(change func(*httpcache.Index)) {
+// changeIndex changes the page's index on a goroutine that ends with the guard, and calls
+// done if the index was changed.
+func (r *run) changeIndex(change func(*httpcache.Index), done func()) {
 	m, page, gen := r.m, r.at.page, r.at.ix.Gen
-	go func() { _, _ = m.pages.changeIndex(m.ctx, page, gen, change) }()
+	go func() {
+		if ix, err := m.pages.changeIndex(m.ctx, page, gen, change); ix != nil && err == nil {
+			done()
+		}
+	}()
 }

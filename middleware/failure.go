@@ -27,7 +27,7 @@ func (a *reply) fail(err error, r *run) {
 	switch {
 	case errors.Is(err, guard.ErrReentrant):
 		a.pass(rfc9111.FwdBypass, "private")
-	case errors.As(err, &panicked), errors.Is(err, errNotWhole):
+	case errors.As(err, &panicked), errors.Is(err, httpcache.ErrNotWhole):
 		if r != nil {
 			abort(a, r)
 		}
@@ -52,8 +52,8 @@ func (a *reply) fail(err error, r *run) {
 		a.say(http.StatusServiceUnavailable, pause, "This page is given a rest. Try again later.")
 	case errors.As(err, &status) && r != nil:
 		stream(a, r) // no stale page may be served in its place
-	case errors.As(err, &status):
-		a.say(status.status, 0, "The request that this one waited for failed.")
+	case httpcache.StatusOf(err) != 0:
+		a.say(httpcache.StatusOf(err), 0, "The request that this one waited for failed.")
 	case errors.As(err, &remote):
 		a.say(http.StatusBadGateway, 0, "The request that this one waited for was not answered. Try again.")
 	default:

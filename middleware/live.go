@@ -2,6 +2,7 @@ package middleware
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -31,33 +32,8 @@ func (r *run) share() {
 	if r.live == nil {
 		return
 	}
-	f := r.turn.Fill
-	own := f.Tags
-	f.Tags = append(own, r.tags...) //nolint:gocritic // for Preview, and again for Store
-	r.turn.Preview(p)
-	f.Tags = own
-	r.limit()
+	r.turn.Preview(p, r.tags...)
 }
-
-// limit ends the recording of a body that takes longer than FetchTimeout, before the guard
-// ends the turn with an error. Requests that wait elsewhere then run the handler for
-// themselves, as for a private page. The requests that read the run along go on.
-func (r *run) limit() {
-	d := r.m.fetchTimeout
-	t := time.AfterFunc(time.Until(r.began.Add(d-min(d/20, timeToMark))), func() {
-		if !r.notOver() {
-			return
-		}
-		r.goPrivate()
-		r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
-		r.turn.Fill.Private = true
-		r.turn.Store(nil)
-	})
-	context.AfterFunc(r.turn.Context(), func() { t.Stop() })
-}
-
-// timeToMark is what is left of FetchTimeout to mark a key.
-const timeToMark = 250 * time.Millisecond
 
 // readLive answers from a page that is still being written. It returns false if the call
 // has to look again.
@@ -76,7 +52,7 @@ func (c *call) readLive(p *httpcache.Page, res guard.Result[*httpcache.Page]) bo
 	case !collapses:
 		return false
 	case p.Live.Err != nil:
-		c.out.fail(p.Live.Err, nil)
+		return c.settleBroken(p.Live.Err)
 	case whole == nil: // too much to be kept
 		c.alone(c.marked)
 	default:
@@ -131,11 +107,21 @@ func (c *call) readAlong(p *httpcache.Page, res guard.Result[*httpcache.Page]) b
 	switch {
 	case err == nil:
 	case wrote:
-		a.event.Err = errNotWhole
+		a.event.Err = err
 		panic(http.ErrAbortHandler) // a part must not look like the whole
 	default:
 		httpcache.ReplaceHeader(h, before)
-		a.fail(err, nil)
+		return c.settleBroken(err)
 	}
+	return true
+}
+
+// settleBroken answers a request that got no byte of a body which is not whole. It returns
+// false if the call has to look again.
+func (c *call) settleBroken(err error) bool {
+	if errors.Is(err, httpcache.ErrNotWhole) {
+		return c.retry(err)
+	}
+	c.out.fail(err, nil)
 	return true
 }

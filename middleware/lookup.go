@@ -35,8 +35,8 @@ func (c *call) lookUp() (served, found bool) {
 // peek returns the stored page for this request, fresh or stale.
 func (c *call) peek(ctx context.Context) (p *httpcache.Page, res guard.Result[*httpcache.Page], ok bool) {
 	epoch := ""
-	if c.m.site.epochs {
-		res, err := c.m.pages.guard.Peek(ctx, keyEpoch+c.asked.target())
+	if c.asked.terms.epochs {
+		res, err := c.m.pages.guard.Peek(ctx, keyEpoch+c.asked.page)
 		if err != nil || res.Value.Epoch == "" {
 			return nil, res, false
 		}

@@ -1,6 +1,7 @@
 package middleware
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -18,8 +19,8 @@ type Middleware struct {
 	tags         tagger
 	pages        *pages
 	terms        httpcache.Terms
-	softTimeout  time.Duration // of the policy, and so is fetchTimeout
-	fetchTimeout time.Duration
+	softTimeout  time.Duration // of the policy
+	fetchTimeout time.Duration // of a run; the guard's comes later
 	aloneSlots   chan struct{}
 	counters     counters
 
@@ -35,7 +36,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy := guard.Policy{
 		TTL: indexTTL, Stale: time.Second,
 		FetchTimeout: opts.FetchTimeout, WaitTimeout: opts.WaitTimeout, WhenUnavailable: opts.WhenUnavailable,
-		Near: opts.Near, Observer: opts.Observer,
+		MaxUnguarded: maxUnguarded, Near: opts.Near, Observer: opts.Observer,
 	}
 	if opts.Policy != nil {
 		opts.Policy(&policy)
@@ -43,6 +44,9 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy.TTL, policy.Stale, policy.StaleIfError = indexTTL, time.Second, 0
 	policy.MaxBytes = 2*opts.MaxBody + 1<<20 // header, and the body in gzip
 	policy.Codec = httpcache.Codec{}
+	policy.Errors = httpcache.Errors(policy.Errors)
+	fetchTimeout := cmp.Or(policy.FetchTimeout, opts.FetchTimeout)
+	policy.FetchTimeout = fetchTimeout + timeoutGrace
 	g, err := guard.New[*httpcache.Page](store, opts.Name, policy)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		if g != nil {
@@ -52,12 +56,19 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	}
 	m := &Middleware{
 		opts: opts, site: newSite(&opts), tags: tagger{opts.TagHeaders, opts.Tags, len(policy.Tags)},
-		pages: &pages{g, newMarks(), opts.MaxVariants + maxRounds}, terms: httpcache.Terms{Keep: opts.KeepFor},
-		softTimeout: policy.SoftTimeout, fetchTimeout: policy.FetchTimeout, aloneSlots: make(chan struct{}, opts.MaxAlone),
+		pages: &pages{g, httpcache.NewNotes(), newKept(opts.MaxPages), opts.MaxVariants + maxRounds}, terms: httpcache.Terms{Keep: opts.KeepFor},
+		softTimeout: policy.SoftTimeout, fetchTimeout: fetchTimeout, aloneSlots: make(chan struct{}, opts.MaxAlone),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m, nil
 }
+
+// maxUnguarded is the default of guard.Policy.MaxUnguarded here: a few slow pages must not
+// hold up all others while the store is away.
+const maxUnguarded = 256
+
+// timeoutGrace is the time in which a run ends its turn by itself after FetchTimeout.
+const timeoutGrace = time.Second
 
 // Close cancels the runs that are under way and releases their leases, so that other
 // processes go on at once. It returns when the leases are released, and does not wait for

@@ -89,21 +89,28 @@ type Options struct {
 	// that shared runs therefore get. Authorization and Cookie can't be among them.
 	Headers []string
 	// Cookies lists the cookies that tell responses apart. Others are removed from shared
-	// runs. Nil: a request with any cookie counts as personal; empty and not nil: no cookie
-	// matters.
+	// runs, whose handler may take the client for one that is not logged in. A response of
+	// such a run that can't be shared goes to no client: the request has another run, with
+	// all cookies. Nil: a request with any cookie counts as personal; empty and not nil: no
+	// cookie matters.
 	Cookies []string
 	// Key returns further parts of a request that tell responses apart, a tenant's name say,
 	// which shared runs may then depend on. Requests with different keys never share.
 	// Default none.
 	Key func(*http.Request) string
+	// Context lists keys of context values that shared runs get from the request that starts
+	// them: a router's parameters, say. It must list no key whose value tells users apart.
+	// Always: values of net/http and of profiles, and the span of OpenTelemetry. Runs of
+	// requests with credentials have all values. Default none.
+	Context []any
 	// Forward lists request headers that reach shared runs though they are no part of the
 	// key: they are those of the request that starts the run. A response that depends on one
 	// has to name it in Vary. Nil: Accept, Accept-Encoding and Accept-Language.
 	// [AllHeaders] stands for all but conditions and, if Cookies is set, other cookies.
 	Forward []string
-	// Credentials lists further request headers that identify somebody. Always:
-	// Authorization, Proxy-Authorization, X-Api-Key, X-Auth-Token, X-Access-Token,
-	// X-Csrf-Token, X-Amz-Security-Token.
+	// Credentials lists further request headers that identify a user. Known are
+	// Authorization and names with a word such as key, token, secret, auth, session, user,
+	// client, account, role or tenant in them. A header in Headers or Forward is none.
 	Credentials []string
 
 	// # Which responses are stored, and how
@@ -111,8 +118,8 @@ type Options struct {
 	// MaxBody bounds a stored body, in bytes. A longer one streams on and is not stored.
 	// Default 1 MiB, at most 64 MiB.
 	MaxBody int
-	// MaxVariants bounds the stored variants of one URL (Vary). The requests for further
-	// ones run side by side. Default 32.
+	// MaxVariants bounds the stored variants of one URL (Vary). A further one takes the place
+	// of one that has not been used for long. Default 32.
 	MaxVariants int
 	// TagHeaders lists response headers with tags, by which responses can be deleted together
 	// ([Middleware.PurgeTag]): Surrogate-Key or Cache-Tag, say, separated by white space or
@@ -132,6 +139,17 @@ type Options struct {
 	// Compress stores responses with a text of 1 KiB or more in gzip as well, for clients
 	// that accept it. Shared runs then get no Accept-Encoding.
 	Compress bool
+
+	// Invalidates says which pages a request with an unsafe method invalidates, by the status
+	// of its response, which is 2xx or 3xx. It must be quick. A handler that answers
+	// unauthorised requests so, by a redirect say, needs it. Default: AllPages (RFC 9111,
+	// 4.4), and NoPages if the response is a redirect to a login page, by its words.
+	Invalidates func(r *http.Request, status int) Scope
+	// MaxPages bounds the pages that this process keeps in the store, with all their
+	// variants. A further one takes the place of the one that this process has stored or
+	// served longest ago. It bounds the memory that unique queries take, and each bounds
+	// that of its own process. Default 0: none.
+	MaxPages int
 
 	// # How long a request waits
 
@@ -162,7 +180,8 @@ type Options struct {
 
 // A Rule has other terms for the requests that it matches, by Pattern, Match or both.
 type Rule struct {
-	// Pattern is one of [http.ServeMux].
+	// Pattern is one of [http.ServeMux]. Rules see the host in lower case, without the
+	// scheme's port and a dot at its end.
 	Pattern string
 	Match   func(*http.Request) bool
 
@@ -171,6 +190,10 @@ type Rule struct {
 	Bypass bool
 	// TTL and Stale replace those in Options.
 	TTL, Stale time.Duration
+	// Headers, Cookies and Key replace those in Options, unless they are nil.
+	Headers []string
+	Cookies []string
+	Key     func(*http.Request) string
 }
 
 func (o Options) withDefaults() Options {
@@ -205,6 +228,29 @@ func (o Options) validate() error {
 			span(name, d, time.Millisecond)
 		}
 	}
+	areHeaders := func(field string, names []string) {
+		for _, name := range names {
+			if !isToken(name) {
+				bad("%s has %q, which is not a header's name", field, name)
+			}
+		}
+	}
+	areKeyHeaders := func(field string, names []string) {
+		areHeaders(field, names)
+		for _, name := range names {
+			switch textproto.CanonicalMIMEHeaderKey(name) {
+			case "Authorization", "Cookie", AllHeaders:
+				bad("%s has %q: see Cookies, Credentials and Forward", field, name)
+			}
+		}
+	}
+	areCookies := func(field string, names []string) {
+		for _, name := range names {
+			if !isToken(name) {
+				bad("%s has %q, which is not a cookie's name", field, name)
+			}
+		}
+	}
 	ttl("TTL", o.TTL)
 	span("Stale", o.Stale, 0)
 	span("NegativeTTL", o.NegativeTTL, time.Millisecond)
@@ -219,6 +265,8 @@ func (o Options) validate() error {
 		if r.Pattern == "" && r.Match == nil {
 			bad("Rules[%d] has neither Pattern nor Match", i)
 		}
+		areKeyHeaders(fmt.Sprintf("Rules[%d].Headers", i), r.Headers)
+		areCookies(fmt.Sprintf("Rules[%d].Cookies", i), r.Cookies)
 		if _, err := muxFor(r.Pattern); err != nil {
 			bad("Rules[%d].Pattern: %v", i, err)
 		}
@@ -229,37 +277,23 @@ func (o Options) validate() error {
 	if o.MaxVariants < 1 {
 		bad("MaxVariants is %d, must be at least 1", o.MaxVariants)
 	}
+	if o.MaxPages < 0 {
+		bad("MaxPages is %d, must not be negative", o.MaxPages)
+	}
 	if o.MaxAlone < 1 {
 		bad("MaxAlone is %d, must be at least 1", o.MaxAlone)
 	}
 	if o.OnWaitTimeout > RunAlone {
 		bad("OnWaitTimeout is %d, must be Unavailable or RunAlone", o.OnWaitTimeout)
 	}
-	areHeaders := func(field string, names []string) {
-		for _, name := range names {
-			if !isToken(name) {
-				bad("%s has %q, which is not a header's name", field, name)
-			}
-		}
-	}
-	areHeaders("Headers", o.Headers)
+	areKeyHeaders("Headers", o.Headers)
+	areCookies("Cookies", o.Cookies)
 	areHeaders("Forward", o.Forward)
 	areHeaders("Credentials", o.Credentials)
 	areHeaders("TagHeaders", o.TagHeaders)
-	for _, name := range o.Headers {
-		switch textproto.CanonicalMIMEHeaderKey(name) {
-		case "Authorization", "Cookie", AllHeaders:
-			bad("Headers has %q: see Cookies, Credentials and Forward", name)
-		}
-	}
 	for _, name := range o.Forward {
 		if isCredential(textproto.CanonicalMIMEHeaderKey(name), o.Credentials) {
-			bad("Forward has %q, which identifies somebody", name)
-		}
-	}
-	for _, name := range o.Cookies {
-		if !isToken(name) {
-			bad("Cookies has %q, which is not a cookie's name", name)
+			bad("Forward has %q, which identifies a user", name)
 		}
 	}
 	if strings.ContainsAny(o.Host, "/ \r\n\t") {
@@ -291,7 +325,7 @@ func isCredential(name string, more []string) bool {
 		slices.ContainsFunc(more, func(m string) bool { return textproto.CanonicalMIMEHeaderKey(m) == name })
 }
 
-// credentials are the headers that always identify somebody: see Options.Credentials.
+// credentials are the headers that identify a user even if an option names them as harmless.
 var credentials = []string{
 	"Authorization", "Proxy-Authorization", "X-Api-Key", "X-Auth-Token", "X-Access-Token", "X-Csrf-Token", "X-Amz-Security-Token",
 }

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
-
-	lru "github.com/hashicorp/golang-lru/v2"
 
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/httpcache"
@@ -19,7 +16,8 @@ const indexTTL = time.Hour
 // pages are the entries of the store, apart from how they come about.
 type pages struct {
 	guard  *guard.Guard[*httpcache.Page]
-	marks  *marks
+	marks  *httpcache.Notes
+	kept   *kept
 	rounds int // bounds the changes of an index at the same time
 }
 
@@ -99,7 +97,22 @@ func (p *pages) forget(ctx context.Context, keys []string) error {
 	var errs []error
 	for _, key := range keys {
 		errs = append(errs, p.guard.Delete(ctx, key))
-		p.marks.remove(key)
+		p.marks.Remove(key)
+	}
+	return errors.Join(errs...)
+}
+
+// drop deletes pages with their variants.
+func (p *pages) drop(ctx context.Context, keys []string) error {
+	var errs []error
+	for _, key := range keys {
+		res, err := p.guard.Peek(ctx, key)
+		if err == nil && res.Value.Index != nil {
+			for _, suffix := range res.Value.Index.Suffixes() {
+				errs = append(errs, p.guard.Delete(ctx, key+"\n"+suffix))
+			}
+		}
+		errs = append(errs, p.guard.Delete(ctx, key))
 	}
 	return errors.Join(errs...)
 }
@@ -126,64 +139,8 @@ func (p *pages) expire(ctx context.Context, keys []string) error {
 // them could be shared. The next run is stored. The response itself is not: its run had no
 // lease, and a purge may have come since it began.
 func (p *pages) lift(ctx context.Context, key string, began time.Time) {
-	if p.marks.toLift(key, began) {
+	if p.marks.ToLift(key, began) {
 		_ = p.guard.Delete(context.WithoutCancel(ctx), key)
-		p.marks.remove(key)
+		p.marks.Remove(key)
 	}
-}
-
-// marks remembers for a moment that keys are marked, so that not every request for a
-// private page asks Redis. An outdated mark costs runs that might have been shared, for
-// rememberMark at most, and never shows a page to the wrong client.
-type marks struct {
-	until *lru.Cache[string, time.Time]
-
-	mu     sync.Mutex
-	lifted *lru.Cache[string, time.Time] // the last time of lift
-}
-
-const (
-	rememberMark = time.Second
-	maxMarks     = 4096 // the most recently used
-)
-
-func newMarks() *marks {
-	m := &marks{}
-	m.until, _ = lru.New[string, time.Time](maxMarks) // an error means a size below 1
-	m.lifted, _ = lru.New[string, time.Time](maxMarks)
-	return m
-}
-
-// remember notes that a request which came at a time has found the key marked, for the rest
-// of the mark's time.
-func (m *marks) remember(key string, came time.Time, left time.Duration) {
-	if left = min(left, rememberMark); left <= 0 {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if last, ok := m.lifted.Get(key); !ok || came.After(last) {
-		m.until.Add(key, time.Now().Add(left))
-	}
-}
-
-// has reports whether the key is known to be marked.
-func (m *marks) has(key string) bool {
-	until, ok := m.until.Get(key)
-	return ok && time.Now().Before(until)
-}
-
-// remove removes the note that the key is marked.
-func (m *marks) remove(key string) { m.until.Remove(key) }
-
-// toLift reports whether a run that began at a time, and whose response could be shared, is
-// to lift the key's mark. The mark may have been lifted since.
-func (m *marks) toLift(key string, began time.Time) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if last, ok := m.lifted.Get(key); ok && !began.After(last) {
-		return false
-	}
-	m.lifted.Add(key, time.Now())
-	return true
 }

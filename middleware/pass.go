@@ -2,7 +2,6 @@ package middleware
 
 import (
 	"bufio"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -44,14 +43,12 @@ func (a *reply) pass(fwd rfc9111.Fwd, why string) *passWriter {
 // 9111, 4.4).
 func (a *reply) otherMethod() {
 	r := a.asked.Request
-	received, overTLS := asReceived(r), r.TLS != nil // a copy: the handler may rewrite the request
+	received := asReceived(r) // a copy: the handler may rewrite the request
 	pw := &passWriter{ResponseWriter: a.w}
 	pw.onHeader = func(status int, h http.Header) {
 		a.m.site.addVia(h, r.ProtoMajor, r.ProtoMinor)
-		for _, u := range rfc9111.Invalidated(received, overTLS, status, httpcache.CanonicalHeader(h)) {
-			if err := a.m.pages.forget(context.WithoutCancel(r.Context()), a.m.site.keysOf(u)); err != nil {
-				a.event.Err = err
-			}
+		if err := a.m.invalidate(received, status, httpcache.CanonicalHeader(h)); err != nil {
+			a.event.Err = err
 		}
 		a.status(h, rfc9111.Status{Fwd: rfc9111.FwdMethod})
 	}
@@ -63,6 +60,7 @@ func (a *reply) otherMethod() {
 // keys are made of those of the connection and of Host.
 func asReceived(r *http.Request) *http.Request {
 	r2, u := *r, *r.URL
+	r2.Header = r.Header.Clone()
 	u.Scheme, u.Host = "", ""
 	if path := pathOf(r); path != u.EscapedPath() {
 		u.RawPath = path
@@ -76,7 +74,7 @@ func asReceived(r *http.Request) *http.Request {
 func (a *reply) passed(w *passWriter) {
 	a.event.Status, a.event.Bytes = w.status, w.n
 	if !w.returned {
-		a.event.Err = errNotWhole // the handler panicked
+		a.event.Err = httpcache.ErrNotWhole // the handler panicked
 	}
 }
 

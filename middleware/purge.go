@@ -67,13 +67,17 @@ func parseURL(rawURL string) (*url.URL, error) {
 }
 
 // PurgeHandler returns a handler that purges the URL of its request, whatever the method:
-// mount it for PURGE, behind an access check. With "Soft-Purge: 1" in the request it is a
-// soft purge.
+// mount it for PURGE. It answers 403 to a request that allowed refuses, and to all if allowed
+// is nil. With "Soft-Purge: 1" in the request it is a soft purge.
 //
 // In an [http.ServeMux] the pattern is "PURGE /". All other patterns need a method then
 // ("GET /report"), or the mux panics as they conflict.
-func (m *Middleware) PurgeHandler() http.Handler {
+func (m *Middleware) PurgeHandler(allowed func(*http.Request) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if allowed == nil || !allowed(r) {
+			http.Error(w, "not allowed to purge", http.StatusForbidden)
+			return
+		}
 		u := scheme(r) + "://" + r.Host + pathOf(r)
 		if r.URL.RawQuery != "" {
 			u += "?" + r.URL.RawQuery

@@ -3,8 +3,10 @@ package middleware
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,14 +21,15 @@ type asked struct {
 	site  *site
 	terms *terms
 	query string // the parameters that tell responses apart, sorted by name
-	// credentialed requests identify somebody, and share only with each other. personal
-	// ones do so by other means than Authorization.
-	credentialed, personal bool
+	page  string // the page's name: see target
+	// credentialed requests identify their user, and share only with each other.
+	credentialed bool
 }
 
 func newAsked(s *site, r *http.Request, t *terms) *asked {
-	authorized, personal := s.headers.identify(r)
-	return &asked{Request: endToEnd(r), site: s, terms: t, query: s.query(r.URL.RawQuery), credentialed: authorized || personal, personal: personal}
+	a := &asked{Request: endToEnd(r), site: s, terms: t, query: s.query(r.URL.RawQuery), credentialed: t.headers.identifies(r)}
+	a.page = target(scheme(r), s.host(r.Host), pathOf(r), a.query)
+	return a
 }
 
 // endToEnd returns a request without the fields that it names in Connection, which are for
@@ -51,17 +54,13 @@ func endToEnd(r *http.Request) *http.Request {
 	return &r2
 }
 
-func (a *asked) target() string {
-	return target(scheme(a.Request), a.site.host(a.Host), pathOf(a.Request), a.query)
-}
-
 // key is the guard's key of the page. epoch is empty if there are none.
 func (a *asked) key(epoch string) string {
 	kind := keyShared
 	if a.credentialed {
 		kind = keyCredentialed
 	}
-	key := kind + a.target()
+	key := kind + a.page
 	if epoch != "" {
 		key += "\n" + epoch + a.listed()
 	}
@@ -76,61 +75,76 @@ func (a *asked) listed() string {
 		h.Write([]byte{':'})
 		h.Write([]byte(s))
 	}
-	for _, name := range a.site.headers.keyed {
+	for _, name := range a.terms.headers.keyed {
 		add(name)
 		add(strconv.Itoa(len(a.Header[name])))
 		for _, v := range a.Header[name] {
 			add(v)
 		}
 	}
-	add("Cookie")
-	add(a.cookie())
-	if a.site.opts.Key != nil {
-		add(a.site.opts.Key(a.Request))
+	if a.terms.headers.cookies != nil { // else all pages of requests with a cookie would differ
+		cookie, _ := a.cookie()
+		add("Cookie")
+		add(cookie)
+	}
+	if a.terms.key != nil {
+		add(a.terms.key(a.Request))
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// cookie is the Cookie of a shared run: the listed cookies, sorted; or all.
-func (a *asked) cookie() string {
-	if a.site.headers.cookies == nil {
-		return strings.Join(a.Header["Cookie"], "; ")
+// cookie is the Cookie of a shared run: the listed cookies, sorted; or all. stripped reports
+// whether there are others: the handler may take the client for one that is not logged in.
+func (a *asked) cookie() (kept string, stripped bool) {
+	listed := a.terms.headers.cookies
+	if listed == nil {
+		return strings.Join(a.Header["Cookie"], "; "), false
 	}
-	if len(a.site.headers.cookies) == 0 {
-		return ""
-	}
-	var kept []string
+	var parts []string
 	for _, line := range a.Header["Cookie"] {
 		for part := range strings.SplitSeq(line, ";") {
 			part = strings.TrimSpace(part)
 			name, _, _ := strings.Cut(part, "=")
-			if a.site.headers.cookies[strings.TrimSpace(name)] {
-				kept = append(kept, part)
+			switch {
+			case listed[strings.TrimSpace(name)]:
+				parts = append(parts, part)
+			case part != "":
+				stripped = true
 			}
 		}
 	}
-	slices.Sort(kept)
-	return strings.Join(kept, "; ")
+	slices.Sort(parts)
+	return strings.Join(parts, "; "), stripped
+}
+
+// isStripped reports whether a shared run is not given cookies that this request has.
+func (a *asked) isStripped() bool {
+	_, stripped := a.cookie()
+	return stripped
 }
 
 // header is the header of a shared run. nominated are the names that the page is known to
 // vary on, which are part of its key.
 func (a *asked) header(nominated []string) http.Header {
 	h := make(http.Header, len(a.Header))
-	rules := &a.site.headers
+	rules := a.terms.headers
 	for name, values := range a.Header {
 		switch {
 		case name == "Cookie":
 			if rules.cookies != nil || a.credentialed {
-				if c := a.cookie(); c != "" {
+				if c, _ := a.cookie(); c != "" {
 					h["Cookie"] = []string{c}
 				}
 			}
-		case rules.credentials[name]:
+		case rules.isCredential(name):
 			if a.credentialed {
 				h[name] = slices.Clone(values)
 			}
-		case rules.all, rules.pass[name], slices.Contains(nominated, name):
+		case name == "Accept-Encoding" && (rules.all || rules.pass[name] || slices.Contains(nominated, name)):
+			if known := knownEncodings(values); known != "" {
+				h[name] = []string{known}
+			}
+		case rules.all, rules.pass[name], slices.Contains(nominated, name), isTrace(name, values):
 			h[name] = slices.Clone(values)
 		}
 	}
@@ -175,11 +189,25 @@ func (a *asked) shared(ctx context.Context, nominated []string) *http.Request {
 	r.Body, r.GetBody, r.ContentLength = http.NoBody, nil, 0
 	r.Trailer, r.TransferEncoding, r.Close = nil, nil, false
 	r.Form, r.PostForm, r.MultipartForm = nil, nil, nil
-	if !a.site.headers.all {
+	if !a.terms.headers.all {
 		r.RemoteAddr = ""
+	}
+	if a.TLS != nil {
+		r.TLS = a.sharedTLS()
 	}
 	a.site.addVia(r.Header, r.ProtoMajor, r.ProtoMinor)
 	return r
+}
+
+// sharedTLS is the connection of a shared run: that of its client, as far as the key tells
+// requests apart.
+func (a *asked) sharedTLS() *tls.ConnectionState {
+	state := tls.ConnectionState{HandshakeComplete: true}
+	if a.credentialed {
+		state = *a.TLS
+	}
+	state.ServerName = (&url.URL{Host: a.sharedHost()}).Hostname()
+	return &state
 }
 
 // sharedHost is the host in the key.
@@ -204,7 +232,7 @@ func Shared(ctx context.Context) bool {
 // bypasses reports whether a GET or HEAD is not for a cache: it has a body, asks for another
 // protocol, or has a target that does not tell pages apart.
 func bypasses(r *http.Request) bool {
-	return r.ContentLength != 0 || len(r.Header["Upgrade"]) > 0 ||
+	return r.ContentLength != 0 || httpcache.Upgrades(r.Header) ||
 		r.URL.Opaque != "" || r.URL.Scheme != "" && r.URL.Scheme != scheme(r) || strings.ContainsAny(r.Host, "/?#@\\")
 }
 

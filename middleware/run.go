@@ -59,6 +59,7 @@ type run struct {
 	goesAgain  bool // the handler is to be called again, without conditions
 	recording  bool
 	passing    bool // the response is for the requests that wait, and not stored
+	failure    bool // it is passing because it says that the handler failed
 	rfc        rfc9111.Options
 	d          rfc9111.Decision
 	tags       []string
@@ -104,13 +105,39 @@ var (
 	errRunTimedOut = errors.New("middleware: the run took longer than FetchTimeout")
 	errClosing     = errors.New("middleware: closed")
 	errOver        = errors.New("middleware: the handler has returned")
-	errNotWhole    = errors.New("middleware: the handler's response ended before it was whole")
 )
 
 // take makes the run the owner of a turn.
 func (r *run) take(turn *guard.Turn[*httpcache.Page]) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.turn = turn
 	r.notOver = context.AfterFunc(turn.Context(), func() { r.turnOver(context.Cause(turn.Context())) })
+}
+
+// tooLong is called after FetchTimeout. A run whose header has come goes on for its client
+// alone, and its key is marked: the next herd would wait in vain as well.
+func (r *run) tooLong() {
+	r.mu.Lock()
+	headless, turn, notOver := r.status == 0, r.turn, r.notOver
+	r.mu.Unlock()
+	if !notOver() {
+		return
+	}
+	if headless {
+		r.publish(outcome{then: giveUp, err: guard.ErrFetchTimeout})
+		turn.Fail(guard.ErrFetchTimeout)
+		r.cancel(errRunTimedOut)
+		return
+	}
+	r.goPrivate()
+	r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
+	if r.hasUsable() {
+		turn.Fail(r.pausing(httpcache.ErrUnshared))
+		return
+	}
+	turn.Fill.Private = true
+	turn.Store(nil)
 }
 
 // turnOver is called when the turn ends without the run's doing: at FetchTimeout, with
@@ -381,7 +408,7 @@ func (r *run) endResponse() error {
 	case r.aborted && r.panicked != nil && r.panicked != http.ErrAbortHandler:
 		return &panicError{r.panicked}
 	case r.aborted && !r.hijacked, r.status == 0:
-		return errNotWhole
+		return httpcache.ErrNotWhole
 	case !r.hijacked:
 		r.trailer = r.trailers()
 	}

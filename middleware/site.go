@@ -1,39 +1,44 @@
 package middleware
 
 import (
-	"fmt"
 	"net/http"
-	"net/textproto"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/stampedeguard/stampede/internal/httpcache"
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
 // A site is the part of the options that is about requests: the terms that rules give
-// them, and the parts that tell their responses apart.
+// them, and their parts that tell responses apart.
 type site struct {
-	opts    *Options
-	rules   []matcher
-	usual   terms
-	headers headerRules
-	params  map[string]bool // of the query; nil: all
-	epochs  bool            // keys contain more than the target
+	opts   *Options
+	rules  []matcher
+	usual  *terms
+	params map[string]bool // of the query; nil: all
+	plain  bool            // some terms have no epochs
+	epochs bool            // some terms have epochs
 }
 
 func newSite(o *Options) *site {
-	s := &site{
-		opts: o, rules: matchersOf(o.Rules), usual: terms{ttl: o.TTL, stale: o.Stale}, headers: headerRulesOf(o),
-		epochs: len(o.Headers) > 0 || len(o.Cookies) > 0 || o.Key != nil,
+	s := &site{opts: o, rules: matchersOf(o)}
+	s.usual = termsOf(o, &Rule{TTL: o.TTL, Stale: o.Stale})
+	s.add(s.usual)
+	for i := range s.rules {
+		s.add(s.rules[i].terms)
 	}
 	if o.Query != nil {
 		s.params = setOf(o.Query)
 	}
 	return s
+}
+
+// add notes the kinds of keys that requests with the terms have.
+func (s *site) add(t *terms) {
+	s.plain = s.plain || !t.epochs
+	s.epochs = s.epochs || t.epochs
 }
 
 func setOf(names []string) map[string]bool {
@@ -42,62 +47,6 @@ func setOf(names []string) map[string]bool {
 		set[name] = true
 	}
 	return set
-}
-
-// terms are those of the rule that a request matches, or of the options.
-type terms struct {
-	bypass     bool
-	ttl, stale time.Duration
-}
-
-// A matcher is a compiled Rule.
-type matcher struct {
-	mux   *http.ServeMux // nil: no pattern
-	match func(*http.Request) bool
-	terms terms
-}
-
-func matchersOf(rules []Rule) []matcher {
-	ms := make([]matcher, len(rules))
-	for i, r := range rules {
-		mux, _ := muxFor(r.Pattern)
-		ms[i] = matcher{mux, r.Match, terms{r.Bypass, r.TTL, r.Stale}}
-	}
-	return ms
-}
-
-// muxFor returns a mux with one pattern, so that net/http interprets it.
-func muxFor(pattern string) (mux *http.ServeMux, err error) {
-	if pattern == "" {
-		return nil, nil
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%v", p)
-		}
-	}()
-	mux = http.NewServeMux()
-	mux.Handle(pattern, http.NotFoundHandler())
-	return mux, nil
-}
-
-func (m *matcher) matches(r *http.Request) bool {
-	if m.mux != nil {
-		if _, pattern := m.mux.Handler(r); pattern == "" {
-			return false
-		}
-	}
-	return m.match == nil || m.match(r)
-}
-
-// termsFor returns the terms of the first rule that matches.
-func (s *site) termsFor(r *http.Request) *terms {
-	for i := range s.rules {
-		if s.rules[i].matches(r) {
-			return &s.rules[i].terms
-		}
-	}
-	return &s.usual
 }
 
 // rfc returns the options of the rules of HTTP for a response with a status.
@@ -111,58 +60,6 @@ func (s *site) rfc(t *terms, status int) rfc9111.Options {
 		o.Lifetime = min(t.ttl, s.opts.NegativeTTL)
 	}
 	return o
-}
-
-// headerRules say which headers of a request reach a shared run. Names are canonical.
-type headerRules struct {
-	all         bool // see AllHeaders
-	pass        map[string]bool
-	keyed       []string
-	credentials map[string]bool
-	cookies     map[string]bool // nil: any cookie is personal
-}
-
-func headerRulesOf(o *Options) headerRules {
-	h := headerRules{pass: map[string]bool{}, credentials: map[string]bool{}}
-	for _, name := range o.Forward {
-		if name == AllHeaders {
-			h.all = true
-		}
-		h.pass[textproto.CanonicalMIMEHeaderKey(name)] = true
-	}
-	for _, name := range o.Headers {
-		name = textproto.CanonicalMIMEHeaderKey(name)
-		h.keyed = append(h.keyed, name)
-		h.pass[name] = true
-	}
-	slices.Sort(h.keyed)
-	h.keyed = slices.Compact(h.keyed)
-	for _, name := range slices.Concat(credentials, o.Credentials) {
-		if name = textproto.CanonicalMIMEHeaderKey(name); !slices.Contains(h.keyed, name) {
-			h.credentials[name] = true
-		}
-	}
-	if o.Cookies != nil {
-		h.cookies = setOf(o.Cookies)
-	}
-	return h
-}
-
-// identify reports whether a request identifies somebody: by Authorization, which RFC 9111
-// has rules for, and by anything else (personal).
-func (h *headerRules) identify(r *http.Request) (authorized, personal bool) {
-	for name := range r.Header {
-		switch {
-		case name == "Authorization":
-			authorized = true
-		case name == "Cookie" && h.cookies == nil, h.credentials[name]:
-			personal = true
-		}
-	}
-	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-		personal = true
-	}
-	return authorized, personal
 }
 
 // query returns the part of a query that tells responses apart: the parameters as they are
@@ -242,7 +139,8 @@ func scheme(r *http.Request) string {
 	return "http"
 }
 
-// target names the page: an absolute URL, with the parameters that count.
+// target names the page: an absolute URL, with the parameters that count. A long one ends in
+// a digest.
 func target(scheme, host, path, query string) string {
 	var b strings.Builder
 	b.Grow(len(scheme) + len(host) + len(path) + len(query) + 4)
@@ -257,7 +155,7 @@ func target(scheme, host, path, query string) string {
 		b.WriteByte('?')
 		b.WriteString(query)
 	}
-	return b.String()
+	return httpcache.ShortKey(b.String())
 }
 
 // pathOf is the path of a page's URL. It includes a prefix that http.StripPrefix has taken
@@ -290,8 +188,12 @@ const (
 // keysOf are the keys that lead to all pages of a URL.
 func (s *site) keysOf(u *url.URL) []string {
 	t := target(u.Scheme, s.host(u.Host), u.EscapedPath(), s.query(u.RawQuery))
+	var keys []string
 	if s.epochs {
-		return []string{keyEpoch + t}
+		keys = append(keys, keyEpoch+t)
 	}
-	return []string{keyShared + t, keyCredentialed + t}
+	if s.plain {
+		keys = append(keys, keyShared+t, keyCredentialed+t)
+	}
+	return keys
 }

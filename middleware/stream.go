@@ -14,14 +14,17 @@ import (
 // response has been written or the client has gone. A response that ends before its time
 // ends the client's connection as it would without a cache.
 func stream(a *reply, r *run) {
-	r.client.become(streams)
 	defer r.detach()
 	if r.hijacked {
 		<-r.ended // the handler talks to the client itself
 		return
 	}
+	r.client.flush()
 	h := a.w.Header()
 	httpcache.AddHeader(h, r.header)
+	if a.asked.isStripped() {
+		delete(h, "Set-Cookie") // of a session that was begun for want of the client's cookies
+	}
 	a.m.site.addVia(h, a.asked.ProtoMajor, a.asked.ProtoMinor)
 	a.announce(h)
 	if r.status == http.StatusOK && a.decision.stored {
@@ -107,7 +110,7 @@ func knowLength(h, trailer http.Header, status, n int) {
 // abort ends the client's connection with the handler's own panic, so that the server
 // logs it as it would without a cache.
 func abort(a *reply, r *run) {
-	a.event.Err = errNotWhole
+	a.event.Err = httpcache.ErrNotWhole
 	if r.panicked != nil && r.panicked != http.ErrAbortHandler {
 		panic(fmt.Sprintf("%v [recovered by stampede/middleware]\n\n%s", r.panicked, r.stack))
 	}

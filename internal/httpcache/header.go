@@ -2,6 +2,8 @@ package httpcache
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"net/http"
 	"slices"
 	"strconv"
@@ -21,6 +23,20 @@ func CanonicalHost(scheme, host string) string {
 		return strings.TrimSuffix(host, ":443")
 	}
 	return host
+}
+
+// maxKey bounds a part of a key, in bytes. A client may send a target of a megabyte, and
+// many parts of a process keep keys.
+const maxKey = 512
+
+// ShortKey returns a part of a key, with a digest in place of the rest if it is long. The
+// result of a long part contains a line break, which no target has.
+func ShortKey(part string) string {
+	if len(part) <= maxKey {
+		return part
+	}
+	sum := sha256.Sum256([]byte(part))
+	return part[:maxKey/2] + "\n#" + hex.EncodeToString(sum[:])
 }
 
 // CanonicalHeader returns a copy of a header whose names are all spelled as package
@@ -82,6 +98,15 @@ func NamesIn(lines []string) map[string]bool {
 		}
 	}
 	return names
+}
+
+// Upgrades reports whether a request asks for another protocol. An Upgrade that Connection
+// does not name is ignored (RFC 9110, 7.8).
+func Upgrades(h http.Header) bool {
+	if len(h["Upgrade"]) == 0 {
+		return false
+	}
+	return NamesIn(h["Connection"])["Upgrade"]
 }
 
 // BodyAllowed reports whether a final response with the status has a body.

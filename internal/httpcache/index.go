@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"slices"
 	"strings"
+	"time"
 )
 
 // An Index is the value of a page's own key once a response has said Vary. The keys of
@@ -28,6 +29,24 @@ func (ix *Index) Contains(variant string) bool {
 	return slices.ContainsFunc(ix.Variants, func(v string) bool { return strings.HasSuffix(v, variant) })
 }
 
+// Drop removes the variant that was used longest ago, and returns the end of its key. used
+// tells the time of a variant's last use; zero: it is not known. Of several such variants
+// the one that was added first is removed.
+func (ix *Index) Drop(used func(variant string) time.Time) (suffix string) {
+	oldest, first := 0, used(bare(ix.Variants[0]))
+	for i, v := range ix.Variants {
+		if at := used(bare(v)); at.Before(first) {
+			oldest, first = i, at
+		}
+	}
+	suffix = ix.Suffix(bare(ix.Variants[oldest]))
+	ix.Variants = slices.Delete(ix.Variants, oldest, oldest+1)
+	return suffix
+}
+
+// bare is a variant without the Gen that it may have in front.
+func bare(variant string) string { return variant[max(len(variant)-variantSize, 0):] }
+
 // Renew gives the index another Gen. The variants that it has stay reachable.
 func (ix *Index) Renew() {
 	for i, v := range ix.Variants {
@@ -49,6 +68,15 @@ func (ix *Index) Suffix(variant string) string {
 		}
 	}
 	return ix.Gen + variant
+}
+
+// Suffixes are the ends of the keys of all variants.
+func (ix *Index) Suffixes() []string {
+	all := make([]string, len(ix.Variants))
+	for i, v := range ix.Variants {
+		all[i] = ix.Suffix(bare(v))
+	}
+	return all
 }
 
 // Covers reports whether the keys under the index tell apart responses that vary on the

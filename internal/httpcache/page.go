@@ -67,6 +67,17 @@ func (p *Page) UsableOnError() bool {
 	return p.Freshness.StaleIfError > 0 || p.Freshness.StaleWhileRevalidate > 0
 }
 
+// UsableAt reports whether the page's own terms allow it to be served at an age, stale or in
+// place of an error if it is not fresh.
+func (p *Page) UsableAt(age time.Duration) bool {
+	f := &p.Freshness
+	past := max(f.StaleWhileRevalidate, f.StaleIfError)
+	if f.NeverStale {
+		past = 0
+	}
+	return !f.NoCache && age < f.Lifetime+past
+}
+
 // Reusable reports whether the page can answer requests that come after its own.
 func (p *Page) Reusable() bool {
 	f := &p.Freshness

@@ -35,6 +35,7 @@ const (
 	ReasonSetCookie      Reason = "set-cookie"
 	ReasonVary           Reason = "vary"         // Vary: *, or too many names
 	ReasonNoFreshness    Reason = "no-freshness" // never fresh, and without a validator
+	ReasonError          Reason = "error"        // an error that does not say that it may be shared
 )
 
 // A Decision tells whether a response may be stored, and its terms.
@@ -97,10 +98,27 @@ func Store(req *http.Request, resp *Response, o Options) Decision {
 		d.limit(restricted, ReasonSetCookie)
 	}
 	d.Once = d.For
-	if !d.useful(resp, o) {
+	switch {
+	case !d.useful(resp, o):
 		d.limit(Nobody, ReasonNoFreshness)
+	case aboutRequest(resp.Status) && !c.SaysShared() && (o.Shared || !c.Private):
+		d.limit(Nobody, ReasonError)
 	}
 	return d
+}
+
+// aboutRequest reports whether a status tells about one request, or one moment, more than
+// about its target. A client could provoke such a response by a header that is no part of
+// any key, and it would answer other clients. Its lifetime may be one that a server adds to
+// all of its responses.
+func aboutRequest(status int) bool {
+	switch status {
+	case http.StatusBadRequest, http.StatusForbidden, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusRequestTimeout,
+		http.StatusRequestEntityTooLarge, http.StatusRequestURITooLong, http.StatusUnsupportedMediaType,
+		http.StatusRequestedRangeNotSatisfiable, http.StatusExpectationFailed, http.StatusTooManyRequests, http.StatusRequestHeaderFieldsTooLarge:
+		return true
+	}
+	return status >= 500
 }
 
 // limit restricts the audience. Of several reasons for the same audience the first stays.

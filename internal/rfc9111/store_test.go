@@ -38,8 +38,13 @@ var storeRows = []storeRow{
 	{rule{"9111 3", "an interim response isn't"}, "", "103\nCache-Control: max-age=60", shared, nobody, rfc9111.ReasonStatus},
 	{rule{"9111 3", "101 isn't"}, "", "101\nCache-Control: max-age=60", shared, nobody, rfc9111.ReasonStatus},
 	{rule{"9111 3", "a final status that isn't known is stored with a lifetime"}, "", "299\nCache-Control: max-age=60", shared, anyone, ""},
-	{rule{"9111 3", "an error is stored with a lifetime"}, "", "500\nCache-Control: max-age=60", shared, anyone, ""},
-	{rule{"9111 3", "599, the last there is, is stored with a lifetime"}, "", "599\nCache-Control: max-age=60", shared, anyone, ""},
+	{rule{"9111 3", "an error is stored with a lifetime and public"}, "", "500\nCache-Control: public, max-age=60", shared, anyone, ""},
+	{rule{"9111 3", "an error is stored with s-maxage"}, "", "400\nCache-Control: s-maxage=60", shared, anyone, ""},
+	{rule{"9111 3", "a private error is its user's"}, "", "403\nCache-Control: private, max-age=60", private, user, rfc9111.ReasonPrivate},
+	{rule{"9111 3", "an error that does not say public isn't stored, and that is stricter than the RFC"}, "", "500\nCache-Control: max-age=60", shared, nobody, rfc9111.ReasonError},
+	{rule{"9111 3", "nor is an answer to a bad request"}, "", "431\nCache-Control: max-age=60", private, nobody, rfc9111.ReasonError},
+	{rule{"9111 3", "404 is stored with a lifetime"}, "", "404\nCache-Control: max-age=60", shared, anyone, ""},
+	{rule{"9111 3", "599, the last there is, is stored with a lifetime and public"}, "", "599\nCache-Control: public, max-age=60", shared, anyone, ""},
 	{rule{"9111 3", "what is no status of HTTP isn't stored"}, "", "600\nCache-Control: max-age=60", shared, nobody, rfc9111.ReasonStatus},
 	{rule{"9111 3", "304 isn't stored as such"}, "", "304\nCache-Control: max-age=60\nEtag: \"a\"", shared, nobody, rfc9111.ReasonStatus},
 	{rule{"9111 3", "Expires is a lifetime"}, "", "Expires: $60s\nDate: $0s", shared, anyone, ""},
@@ -129,8 +134,8 @@ func TestHeuristicallyCacheableStatuses(t *testing.T) {
 			got = append(got, status)
 		}
 	}
-	// RFC 9110, 15.1, without 206.
-	want := []int{200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501}
+	// RFC 9110, 15.1, without 206, and without errors that may be about one request.
+	want := []int{200, 203, 204, 300, 301, 308, 404, 410}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

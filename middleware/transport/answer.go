@@ -148,7 +148,7 @@ func (x *exchange) rejected(err error, status int) *http.Response {
 		s.Detail = "paused"
 	}
 	var own *rejection
-	if errors.As(err, &own) && own.header != nil && !own.private && own.variant == rfc9111.VariantKey(own.names, x.req) {
+	if errors.As(err, &own) && own.header != nil && !own.private && own.variant == rfc9111.VariantKey(own.names, x.varying()) {
 		h := own.header.Clone()
 		s.AppendTo(h)
 		resp := x.response(status, h, own.body)

@@ -3,9 +3,11 @@ package transport
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stampedeguard/stampede/guard"
@@ -21,6 +23,8 @@ type call struct {
 	slot slot
 	turn *guard.Turn[*httpcache.Page] // nil: the call is for its client alone
 	fwd  rfc9111.Fwd                  // the reason for it
+
+	began time.Time
 
 	replies chan reply // to the client; holds one
 
@@ -56,7 +60,7 @@ type opening struct {
 const failurePause = time.Second
 
 func newCall(x *exchange, at slot, turn *guard.Turn[*httpcache.Page]) *call {
-	return &call{x: x, slot: at, turn: turn, fwd: x.fwd, replies: make(chan reply, 1)}
+	return &call{x: x, slot: at, turn: turn, fwd: x.fwd, began: time.Now(), replies: make(chan reply, 1)}
 }
 
 // wait returns the reply, or the cause of the end of the client's context or of the turn.
@@ -311,13 +315,37 @@ func (c *call) receive(r *response, stale, indexed *httpcache.Page) {
 	switch {
 	case !dec.storable:
 		c.offer(op)
-		c.giveAway(c.turn, op.d)
+		c.yield(op, stale)
 	case c.slot.ix.Covers(dec.page.Vary):
 		c.offer(op)
 		c.record(c.turn, op, dec)
 	default:
 		c.branch(op, dec, indexed)
 	}
+}
+
+// yield ends the turn of a response that is for the call's client alone. It may be about the
+// client's request more than about the page, and then takes no stored page from other
+// requests, nor their sharing of calls.
+func (c *call) yield(op *opening, stale *httpcache.Page) {
+	x, status := c.x, op.d.resp.StatusCode
+	about := status >= 200 && status < 300 || status == http.StatusNotFound || status == http.StatusGone
+	usable := stale != nil && stale.UsableAt(stale.Freshness.InitialAge+c.turn.StaleAge())
+	spared := usable && !about
+	if !spared && (usable || x.t.notes.Get(c.slot.key).Trusted) {
+		before := x.t.notes.Strike(c.slot.key)
+		spared = before.Strikes == 0 // the next one tells
+	}
+	if !spared {
+		c.giveAway(c.turn, op.d)
+		return
+	}
+	pause := time.Duration(0)
+	if c.turn.Background() {
+		pause = failurePause
+	}
+	c.turn.Fail(guard.RetryAfter(httpcache.ErrUnshared, pause))
+	op.d.pump()
 }
 
 // giveAway ends a turn whose response is for the call's client alone, who reads it at its
@@ -330,13 +358,27 @@ func (c *call) giveAway(turn *guard.Turn[*httpcache.Page], d *download) {
 
 // record stores a response under a turn when its body is whole.
 func (c *call) record(turn *guard.Turn[*httpcache.Page], op *opening, dec decision) {
+	var over atomic.Bool
+	timer := time.AfterFunc(time.Until(c.began.Add(c.x.t.fetchTimeout)), func() {
+		// The next herd would wait in vain for such a body as well.
+		if over.CompareAndSwap(false, true) {
+			turn.Fill.Private = true
+			turn.Store(nil)
+		}
+	})
+	defer timer.Stop()
 	body, err := op.d.record()
 	switch {
+	case !over.CompareAndSwap(false, true):
+		if errors.Is(err, httpcache.ErrTooLong) {
+			op.d.pump()
+		}
 	case errors.Is(err, httpcache.ErrTooLong):
 		c.giveAway(turn, op.d)
 	case err != nil:
-		turn.Fail(err)
+		turn.Fail(fmt.Errorf("%w: %w", httpcache.ErrNotWhole, err))
 	default:
+		c.x.t.notes.Trust(c.slot.key)
 		page := dec.page
 		page.Freshness.InitialAge += time.Since(op.arrived)
 		page.Body, page.Trailer = body, op.d.trailer()
@@ -369,7 +411,7 @@ func (c *call) branch(op *opening, dec decision, indexed *httpcache.Page) {
 			storeIndex(page, ix)
 		}
 	} else {
-		under = c.turn.Also(x.t.keys.variant(x.key, ix, x.own()), guard.MaxAge(0))
+		under = c.turn.Also(x.t.keys.variant(x.key, ix, x.varying()), guard.MaxAge(0))
 	}
 	if under == nil {
 		op.stored, op.detail = false, "vary"
@@ -406,6 +448,8 @@ func (c *call) reject(dec decision, r *response, stale *httpcache.Page, pause ti
 	}
 	err := error(rej)
 	switch {
+	case pause > 0 && x.pauseApart(rej.status, pause):
+		err = guard.RetryAfter(httpcache.ErrUnshared, 0)
 	case pause > 0:
 		err = guard.RetryAfter(err, pause)
 	case stale != nil && stale.UsableOnError():

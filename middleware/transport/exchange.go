@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,11 +36,14 @@ type exchange struct {
 
 	copying sync.Once
 	copied  *http.Request
+	unusual bool          // it has headers of which nothing is known, and the policy has a TTL
+	variant *http.Request // see varying; nil: not made yet
 
 	// The client's goroutine uses these.
 	fwd     rfc9111.Fwd // the reason for a call
 	by304   http.Header // of the 304 that answered the exchange's own call; nil: another status did
 	streams bool        // the client reads a call's response
+	again   bool        // the call of another request had no answer for this one
 }
 
 // A slot is a key that a page may have: a request's own, or that of a variant.
@@ -57,7 +61,8 @@ func newExchange(t *Transport, p *HostPolicy, req *http.Request, custom string) 
 		},
 		fwd: rfc9111.FwdURIMiss, ctx: req.Context(), release: func() {},
 	}
-	x.key, x.personal = t.keys.key(x.method, req, custom)
+	x.unusual = p.TTL > 0 && t.keys.others(req.Header) != ""
+	x.key, x.personal = t.keys.key(x.method, req, custom, x.unusual)
 	x.cancelled = req.Cancel //nolint:staticcheck // http.Client sets it
 	if x.cancelled != nil {
 		x.ctx, x.cancel = context.WithCancelCause(x.ctx)
@@ -86,8 +91,21 @@ var errCancelled = fmt.Errorf("transport: the request's Cancel was closed: %w", 
 // own is a copy of the request for work that may go on after the client has its response
 // and may use its request again. The copy is made before that.
 func (x *exchange) own() *http.Request {
-	x.copying.Do(func() { x.copied = x.req.Clone(x.ctx) })
+	x.copying.Do(func() {
+		x.copied = x.req.Clone(x.ctx)
+		x.variant = x.copied
+		if x.unusual {
+			x.variant = &http.Request{Host: x.copied.Host, Header: x.copied.Header.Clone()}
+			x.variant.Header[othersName] = []string{x.t.keys.others(x.copied.Header)}
+		}
+	})
 	return x.copied
+}
+
+// varying is the request for the digests of variants. It is not changed.
+func (x *exchange) varying() *http.Request {
+	x.own()
+	return x.variant
 }
 
 // peek returns the page that is stored for the request, and its slot.
@@ -99,7 +117,7 @@ func (x *exchange) peek(at slot) (*found, slot, bool) {
 			return nil, at, false
 		}
 		if ix := r.Value.Index; ix != nil && at.ix == nil {
-			at = slot{x.t.keys.variant(at.key, ix, x.own()), ix}
+			at = slot{x.t.keys.variant(at.key, ix, x.varying()), ix}
 			continue
 		}
 		if r.Value.Header == nil {
@@ -113,7 +131,7 @@ func (x *exchange) peek(at slot) (*found, slot, bool) {
 // getSlot is the slot of a GET of the same URL.
 func (x *exchange) getSlot() slot {
 	custom, _ := customKey(x.p, x.own())
-	key, _ := x.t.keys.key(http.MethodGet, x.own(), custom)
+	key, _ := x.t.keys.key(http.MethodGet, x.own(), custom, x.unusual)
 	return slot{key: key}
 }
 
@@ -172,7 +190,12 @@ func (x *exchange) decide(status int, header http.Header, began, arrived time.Ti
 	}
 	resp := &rfc9111.Response{Status: status, Header: kept, RequestTime: began, ResponseTime: arrived}
 	dec := rfc9111.Store(x.asStored(), resp, x.rules)
+	x.restrict(&dec, header)
 	names := dec.Vary
+	if x.unusual && dec.Freshness.Origin == rfc9111.FromOptions {
+		names = append(slices.Clone(names), othersName)
+		slices.Sort(names)
+	}
 	if len(kept["Content-Encoding"]) > 0 && len(x.own().Header["Accept-Encoding"]) > 0 && !slices.Contains(names, "Accept-Encoding") {
 		// The response should have said so: a client that accepts no encoding can't read it.
 		names = append(slices.Clone(names), "Accept-Encoding")
@@ -184,13 +207,46 @@ func (x *exchange) decide(status int, header http.Header, began, arrived time.Ti
 		storable: meant(dec.For), private: !meant(dec.Once), detail: string(dec.Reason),
 		page: &httpcache.Page{
 			Status: status, Header: rfc9111.StoredHeader(resp, dec.Control, x.rules), Freshness: dec.Freshness,
-			Vary: names, Variant: rfc9111.VariantKey(names, x.own()),
+			Vary: names, Variant: rfc9111.VariantKey(names, x.varying()),
 		},
 	}
 	if d.storable {
 		d.detail = ""
 	}
 	return d
+}
+
+// restrict applies the rules that are stricter than the RFC. In a shared cache a response to
+// a request with credentials has to say that it may be shared, and must-revalidate does not
+// say so. A response that states no lifetime and begins a session may have a part of the
+// session in its body.
+func (x *exchange) restrict(d *rfc9111.Decision, header http.Header) {
+	shares := x.rules.Shared || !x.personal
+	switch {
+	case d.For == rfc9111.Nobody:
+	case x.rules.Shared && x.personal && !d.Control.SaysShared():
+		d.For, d.Once, d.Reason = rfc9111.Nobody, rfc9111.Nobody, rfc9111.ReasonAuthorization
+	case shares && !x.t.opts.StoreSetCookie && d.Freshness.Origin == rfc9111.FromOptions && beginsSession(header):
+		d.For, d.Once, d.Reason = rfc9111.Nobody, rfc9111.Nobody, rfc9111.ReasonSetCookie
+	}
+}
+
+// beginsSession reports whether a response sets a cookie that is not one of a load balancer
+// or a bot filter, which set theirs on all responses.
+func beginsSession(h http.Header) bool {
+	for _, name := range setCookies {
+		for _, line := range h[name] {
+			if !slices.ContainsFunc(balancers, func(prefix string) bool { return strings.HasPrefix(line, prefix) }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// balancers are prefixes of cookies that load balancers and bot filters set.
+var balancers = []string{
+	"__cf", "_cf", "cf_", "AWSALB", "AWSELB", "GCLB=", "ARRAffinity", "BIGip", "incap_ses_", "visid_incap_", "nlbi_", "ak_bmsc", "bm_s", "SERVERID=",
 }
 
 // asStored is the request for the rules of storing. A HEAD has a key of its own, and so is

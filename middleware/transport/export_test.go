@@ -18,7 +18,7 @@ func (k Keyer) IsPersonal(header string) bool { return k.k.isPersonal(header) }
 
 // Key is the key of a request with a method.
 func (k Keyer) Key(method string, req *http.Request, custom string) (string, bool) {
-	return k.k.key(method, req, custom)
+	return k.k.key(method, req, custom, false)
 }
 
 // Variant is the key of the request's variant.

@@ -29,24 +29,8 @@ func (e *rejection) Error() string {
 	return fmt.Sprintf("transport: the upstream answered %d %s", e.status, http.StatusText(e.status))
 }
 
-// Is makes errors.Is match the status.
-func (e *rejection) Is(target error) bool {
-	return target == errStatuses[e.status] || target == errRejected
-}
-
-// The statuses that are recognised in other processes (guard.Policy.Errors).
-var (
-	errRejected = errors.New("transport: the upstream rejected the call")
-	errStatuses = map[int]error{}
-	sentinels   = map[string]error{"http-rejected": errRejected}
-)
-
-func init() {
-	for _, status := range []int{403, 429, 500, 501, 502, 503, 504, 505, 507, 508, 520, 521, 522, 523, 524, 525, 526, 529, 530} {
-		errStatuses[status] = fmt.Errorf("%w: %d", errRejected, status)
-		sentinels[fmt.Sprint("http-", status)] = errStatuses[status]
-	}
-}
+// Unwrap returns the error that stands for the status in other processes.
+func (e *rejection) Unwrap() error { return httpcache.StatusError(e.status) }
 
 // rejectedWith is the status that an error stands for; 0: the error is no answer of the
 // upstream.
@@ -55,15 +39,7 @@ func rejectedWith(err error) int {
 	if errors.As(err, &own) {
 		return own.status
 	}
-	if !errors.Is(err, errRejected) {
-		return 0
-	}
-	for status, sentinel := range errStatuses {
-		if errors.Is(err, sentinel) {
-			return status
-		}
-	}
-	return http.StatusBadGateway // a status that is not in errStatuses
+	return httpcache.StatusOf(err)
 }
 
 // isFailure reports whether a status is that of a rejection.

@@ -350,6 +350,7 @@ func TestSpendsABudget(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = quota.Close() })
 	withBudget := func(o *transport.Options) {
+		o.Hosts = map[string]transport.HostPolicy{strings.TrimPrefix(v.URL, "http://"): {}}
 		o.Budget = quota
 		o.Cost = func(_ *http.Request, resp *http.Response) int {
 			if resp != nil && resp.StatusCode == 304 {

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"maps"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -42,41 +43,12 @@ func newKeyer(o *Options) *keyer {
 	return k
 }
 
-// personalParts mark a header or query parameter as a credential if they are anywhere in
-// its name.
-var personalParts = []string{
-	"auth", "token", "secret", "apikey", "cookie", "password", "passwd", "credential", "signature", "session", "jwt", "bearer",
-}
-
-// personalWords do so as whole words of the name.
-var personalWords = map[string]bool{
-	"key": true, "sig": true, "sid": true, "user": true, "userid": true, "account": true, "tenant": true, "org": true, "organization": true,
-	"client": true, "uid": true, "member": true, "project": true, "workspace": true, "team": true, "behalf": true, "dpop": true,
-	"customer": true, "identity": true, "principal": true, "subject": true, "email": true, "clientid": true,
-	"impersonate": true, "pass": true, "pwd": true,
-}
-
-// looksPersonal judges a name in lower case.
-func looksPersonal(name string) bool {
-	for _, w := range personalParts {
-		if strings.Contains(name, w) {
-			return true
-		}
-	}
-	for w := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == '_' || r == '.' }) {
-		if personalWords[w] {
-			return true
-		}
-	}
-	return false
-}
-
 // isPersonal reports whether a header is a credential.
 func (k *keyer) isPersonal(header string) bool {
 	if says, ok := k.personal[textproto.CanonicalMIMEHeaderKey(header)]; ok {
 		return says
 	}
-	return looksPersonal(strings.ToLower(header))
+	return httpcache.PersonalHeader(header)
 }
 
 // credentials returns the names of a request's credential headers, sorted, and the
@@ -95,7 +67,7 @@ func (k *keyer) credentials(req *http.Request) (headers, params []string, any bo
 			if plain, err := url.QueryUnescape(name); err == nil {
 				name = plain
 			}
-			if looksPersonal(strings.ToLower(name)) {
+			if httpcache.PersonalParameter(name) {
 				params = append(params, part)
 			}
 		}
@@ -104,10 +76,13 @@ func (k *keyer) credentials(req *http.Request) (headers, params []string, any bo
 }
 
 // key is the key of a request with another method. personal reports whether the request
-// has credentials.
-func (k *keyer) key(method string, req *http.Request, custom string) (key string, personal bool) {
+// has credentials. unusual says that it has headers of which nothing is known: see others.
+func (k *keyer) key(method string, req *http.Request, custom string, unusual bool) (key string, personal bool) {
 	host := httpcache.CanonicalHost(req.URL.Scheme, req.URL.Host)
 	parts := []string{method, req.URL.Scheme, host, sentHost(req)}
+	if unusual {
+		parts = append(parts, "unusual")
+	}
 	names, params, personal := k.credentials(req)
 	if custom == "" {
 		parts = append(parts, "url", req.URL.Opaque, pathOf(req.URL), req.URL.RawQuery)
@@ -129,7 +104,43 @@ func (k *keyer) key(method string, req *http.Request, custom string) (key string
 			parts = append(parts, "userinfo", u.String())
 		}
 	}
-	return method + " " + host + " " + k.digest(parts...), personal
+	return method + " " + host[:min(len(host), maxHost)] + " " + k.digest(parts...), personal
+}
+
+// maxHost is the longest name of a host (RFC 1035), with a port.
+const maxHost = 253 + len(":65535")
+
+// othersName stands for all headers of which nothing is known, in the names that a page
+// varies on. No header has this name.
+const othersName = ":others"
+
+// usual are headers on which an upstream's response depends as the cache knows, or not at
+// all.
+var usual = map[string]bool{
+	"Accept-Encoding": true, "User-Agent": true, "Connection": true, "Keep-Alive": true, "Te": true, "Trailer": true, "Transfer-Encoding": true,
+	"Content-Length": true, "Cache-Control": true, "Pragma": true, "Range": true, "If-Range": true, "If-Match": true, "If-None-Match": true,
+	"If-Modified-Since": true, "If-Unmodified-Since": true, "Date": true, "Expect": true, "Via": true, "Max-Forwards": true, "Referer": true,
+	"Priority": true, "Idempotency-Key": true, "X-Idempotency-Key": true, "Traceparent": true, "Tracestate": true, "Baggage": true,
+	"X-Request-Id": true, "X-Correlation-Id": true, "X-Amzn-Trace-Id": true, "X-Cloud-Trace-Context": true, "Uber-Trace-Id": true,
+	"B3": true, "X-B3-Traceid": true, "X-B3-Spanid": true, "X-B3-Parentspanid": true, "X-B3-Sampled": true, "X-B3-Flags": true,
+}
+
+// others returns a digest of the headers of which nothing is known: neither credentials nor
+// usual ones. It is empty if there are none. A response that states no lifetime does not
+// know of caches, and may depend on any header without a Vary.
+func (k *keyer) others(h http.Header) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		canonical := textproto.CanonicalMIMEHeaderKey(name)
+		if _, judged := k.personal[canonical]; judged || usual[canonical] || k.isPersonal(name) {
+			continue
+		}
+		parts = append(append(parts, canonical, strconv.Itoa(len(h[name]))), h[name]...)
+	}
+	if parts == nil {
+		return ""
+	}
+	return k.digest(parts...)
 }
 
 // variant is the key of the request's variant under an index. Its digest is keyed, as the

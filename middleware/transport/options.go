@@ -45,13 +45,14 @@ type Options struct {
 	// digits and "._-". Default "transport".
 	Name string
 	// Shared lets requests share whatever their credentials, by the rules of shared caches: a
-	// response to a request with credentials is stored only if it says public, s-maxage or
-	// must-revalidate, and a private one never. Default: requests share only with requests
+	// response to a request with credentials is stored only if it says public or s-maxage,
+	// and a private one never. A pause that the upstream asks one user for is that user's,
+	// in this process. Default: requests share only with requests
 	// of the same credentials, by the rules of private caches.
 	Shared bool
-	// Credentials are further headers that identify somebody. Known are Authorization,
-	// Cookie, and names with a word such as key, token, secret, auth, session, user, client,
-	// account, project or tenant in them. An unsafe request invalidates the responses for
+	// Credentials are further headers that identify a user. Known are Authorization, Cookie,
+	// and names with a word such as key, token, secret, auth, session, user, client, account,
+	// project, role or tenant in them. An unsafe request invalidates the responses for
 	// its own credentials: a header that only such requests have, as X-CSRF-Token, belongs
 	// into Harmless.
 	Credentials []string
@@ -111,8 +112,10 @@ type Options struct {
 // Retry.Max, stand for none there. A host without the Budget, Key, Cost or Priority of the
 // others needs those to be set for the others by name.
 type HostPolicy struct {
-	// TTL is how long a response is fresh that states no lifetime. Default 0: it is
-	// validated if it can be, and not stored otherwise.
+	// TTL is how long a response is fresh that states no lifetime. Such a response is shared
+	// only by requests whose headers are equal, apart from a few that are known to be
+	// harmless and those in [Options.Harmless]. Default 0: it is validated if it can be, and
+	// not stored otherwise.
 	TTL time.Duration
 	// Stale is how long after that a response that says nothing of it
 	// (stale-while-revalidate) is served while it is validated in the background.
@@ -139,8 +142,9 @@ type HostPolicy struct {
 	// not cached, too. If it is exhausted, a stale response is served if there is one and
 	// nothing forbids it. Else the call waits for MaxBudgetWait, as far as its request's
 	// deadline allows and while a request waits for it. Else the request fails with a
-	// [*guard.ExhaustedError]. A [budget.Budget] also learns the upstream's limits from
-	// responses, and its MaxInFlight counts a call until its body has ended or is closed, or
+	// [*guard.ExhaustedError]. A [budget.Budget] also learns the upstream's limits from the
+	// responses of hosts that [Options.Hosts] names: a redirect may lead to any other, which
+	// could stop all calls. Its MaxInFlight counts a call until its body has ended or is closed, or
 	// its request's context has ended; for a day at most. Default none.
 	Budget guard.Budget
 	// MaxBudgetWait bounds the wait of a call for its budget. Default 0: it does not wait.
@@ -152,6 +156,8 @@ type HostPolicy struct {
 	// response, and the cost when the response's header has come. It must not read the
 	// body. Default 1.
 	Cost func(*http.Request, *http.Response) int
+
+	named bool // it is one of Options.Hosts
 }
 
 // Retry repeats a request with GET, HEAD, OPTIONS, TRACE, PUT or DELETE, or with an
@@ -180,7 +186,9 @@ func (o Options) withDefaults() Options {
 	o.CacheStatus = cmp.Or(o.CacheStatus, "stampede")
 	hosts := make(map[string]HostPolicy, len(o.Hosts))
 	for name, p := range o.Hosts {
-		hosts[strings.ToLower(name)] = p.inherit(&o.HostPolicy).withDefaults()
+		p = p.inherit(&o.HostPolicy).withDefaults()
+		p.named = true
+		hosts[strings.ToLower(name)] = p
 	}
 	o.Hosts, o.HostPolicy = hosts, o.HostPolicy.withDefaults()
 	return o

@@ -62,7 +62,7 @@ func passesOn(req *http.Request) (why rfc9111.Fwd, detail string) {
 		return rfc9111.FwdBypass, "field-name"
 	case req.Body != nil && req.Body != http.NoBody:
 		return rfc9111.FwdBypass, "request-body"
-	case len(req.Header["Upgrade"]) > 0:
+	case httpcache.Upgrades(req.Header):
 		return rfc9111.FwdBypass, "upgrade"
 	case len(req.Header["If-Match"]) > 0, len(req.Header["If-Unmodified-Since"]) > 0:
 		return rfc9111.FwdBypass, "precondition"
@@ -154,6 +154,9 @@ func (x *exchange) roundTrip() (*http.Response, error) {
 			x.fwd = rfc9111.FwdRequest
 		}
 	}
+	if err := x.pausedApart(); err != nil {
+		return x.duringPause(at, err)
+	}
 	var have *found
 	reloads := 0
 	for range maxRounds {
@@ -164,11 +167,13 @@ func (x *exchange) roundTrip() (*http.Response, error) {
 		switch {
 		case own != nil:
 			return x.follow(own, at, have)
+		case err != nil && x.looksAgain(err):
+			continue
 		case err != nil:
 			return x.failed(at, have, err)
 		}
 		if ix := r.Value.Index; ix != nil {
-			at = slot{x.t.keys.variant(x.key, ix, x.req), ix}
+			at = slot{x.t.keys.variant(x.key, ix, x.varying()), ix}
 			x.fwd = rfc9111.FwdVaryMiss
 			reloads = 0 // of another slot
 			continue
@@ -194,6 +199,34 @@ func (x *exchange) roundTrip() (*http.Response, error) {
 		have, force = f, true
 	}
 	return x.t.pass(x.req, x.p, rfc9111.FwdMiss, "")
+}
+
+// duringPause answers a request whose user the upstream asked for a pause: from a stored page
+// if it may, and without a call.
+func (x *exchange) duringPause(at slot, err error) (*http.Response, error) {
+	f, at, ok := x.peek(at)
+	if !ok {
+		return x.failed(at, nil, err)
+	}
+	if verdict, _ := rfc9111.MayServe(f.page.Freshness, f.age, x.control); verdict == rfc9111.Validate {
+		return x.failed(at, f, err)
+	}
+	return x.answer(f, x.hit(f)), nil
+}
+
+// looksAgain reports whether the exchange looks again, as the call of another request had no
+// answer for it. It does so once.
+func (x *exchange) looksAgain(err error) bool {
+	unshared := errors.Is(err, httpcache.ErrUnshared)
+	if _, paused := guard.PauseOf(err); paused || x.again || !unshared && !errors.Is(err, httpcache.ErrNotWhole) {
+		return false
+	}
+	var remote *guard.RemoteError
+	if unshared && errors.As(err, &remote) {
+		x.t.notes.Strike(x.key) // the call's process has counted its own
+	}
+	x.again = true
+	return true
 }
 
 // begin asks the guard. It returns a page, or the call that this exchange has started.
@@ -246,6 +279,9 @@ func (x *exchange) alone(at slot) (*http.Response, error) {
 	resp, err := x.t.send(x.req.Context(), attempt{p: x.p, sent: &began}, x.req)
 	if err != nil {
 		return nil, err
+	}
+	if d := pauseFor(resp, time.Now(), x.t.opts.MaxPause); d > 0 {
+		x.pauseApart(resp.StatusCode, d)
 	}
 	dec := x.decide(resp.StatusCode, resp.Header, began, time.Now())
 	x.compareHead(resp)
@@ -318,6 +354,9 @@ func (x *exchange) failed(at slot, have *found, err error) (*http.Response, erro
 	}
 	if status != 0 {
 		return x.rejected(err, status), nil
+	}
+	if errors.Is(err, httpcache.ErrUnshared) {
+		return x.t.pass(x.req, x.p, x.fwd, "")
 	}
 	var exhausted *guard.ExhaustedError
 	if _, paused := guard.PauseOf(err); paused && errors.As(err, &exhausted) && x.p.MaxBudgetWait > 0 {

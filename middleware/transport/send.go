@@ -168,7 +168,7 @@ func (t *Transport) attempt(ctx context.Context, c attempt, req *http.Request) (
 	if err != nil {
 		return nil, err
 	}
-	if b, ok := c.p.Budget.(learner); ok {
+	if b, ok := c.p.Budget.(learner); ok && c.p.named {
 		_, _ = b.Learn(ctx, resp.StatusCode, resp.Header) // without Redis this process heeds it all the same
 	}
 	cost = c.p.cost(req, resp)

@@ -46,6 +46,10 @@ type Transport struct {
 	guard *guard.Guard[*httpcache.Page]
 	keys  *keyer
 	terms httpcache.Terms
+	notes *httpcache.Notes
+	apart *pauses // nil: keys contain credentials
+
+	fetchTimeout time.Duration // of a call; the guard's comes later
 
 	mu     sync.Mutex
 	lifted map[string]time.Time // by key: the last time of lift
@@ -60,10 +64,10 @@ func New(store cache.Store, o Options) (*Transport, error) {
 		most, wait = max(most, p.MaxBody), max(wait, p.MaxBudgetWait)
 	}
 	g, err := guard.New[*httpcache.Page](store, o.Name, guard.Policy{
-		TTL: indexTTL, Bypass: o.Bypass, FetchTimeout: o.FetchTimeout + wait,
+		TTL: indexTTL, Bypass: o.Bypass, FetchTimeout: o.FetchTimeout + wait + timeoutGrace,
 		WaitTimeout: o.WaitTimeout + wait, OnWaitTimeout: guard.StaleOrFetch,
 		WhenUnavailable: o.WhenUnavailable, MaxUnguarded: o.MaxUnguarded,
-		MaxBytes: most + maxHeader, Codec: httpcache.Codec{}, Errors: sentinels,
+		MaxBytes: most + maxHeader, Codec: httpcache.Codec{}, Errors: httpcache.Errors(nil),
 		Near: o.Near, Observer: o.Observer,
 	})
 	if err := errors.Join(err, o.validate()); err != nil {
@@ -72,13 +76,19 @@ func New(store cache.Store, o Options) (*Transport, error) {
 		}
 		return nil, err
 	}
-	return &Transport{
+	t := &Transport{
 		opts: o, guard: g, keys: newKeyer(&o), terms: httpcache.Terms{Keep: o.Keep, EachValidates: true},
-		lifted: map[string]time.Time{},
-	}, nil
+		notes: httpcache.NewNotes(), lifted: map[string]time.Time{}, fetchTimeout: o.FetchTimeout + wait,
+	}
+	if o.Shared {
+		t.apart = newPauses(t.keys)
+	}
+	return t, nil
 }
 
 const (
+	// timeoutGrace is the time in which a call ends its turn by itself after FetchTimeout.
+	timeoutGrace = time.Second
 	// indexTTL is the lifetime of the index of a URL's variants.
 	indexTTL = 24 * time.Hour
 	// maxHeader is room in an entry for all but the body.
@@ -100,8 +110,15 @@ func (t *Transport) forget(req *http.Request, p *HostPolicy) error {
 	for _, method := range []string{http.MethodGet, http.MethodHead} {
 		like := *req
 		like.Method = method
-		if custom, ok := customKey(p, &like); ok {
-			key, _ := t.keys.key(method, &like, custom)
+		custom, ok := customKey(p, &like)
+		if !ok {
+			continue
+		}
+		for _, unusual := range []bool{false, true} {
+			if unusual && p.TTL == 0 {
+				continue
+			}
+			key, _ := t.keys.key(method, &like, custom, unusual)
 			errs = append(errs, t.guard.Delete(req.Context(), key)) // the index, and so the variants
 		}
 	}
