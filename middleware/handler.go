@@ -27,16 +27,17 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	a.asked, a.says = newAsked(m.site, r, t), m.site.says(r.Header)
 	c := &call{m: m, asked: a.asked, says: a.says, out: a}
-	alone, head := c.says.NoStore || hasPrecondition(c.asked.Header), r.Method == http.MethodHead
-	if alone || head || c.says.OnlyIfCached || c.says.MaxStale.Set {
-		served, found := c.lookUp()
+	alone := c.says.NoStore || hasPrecondition(c.asked.Header)
+	if alone || r.Method == http.MethodHead || c.says.OnlyIfCached || c.says.MaxStale.Set {
+		served, stored := c.lookUp()
+		alone = alone || stored && r.Method == http.MethodHead // only a herd without a page is worth a GET
 		switch {
 		case served:
 			return
 		case c.says.OnlyIfCached:
 			a.notStored()
 			return
-		case alone, head && found:
+		case alone:
 			a.pass(rfc9111.FwdURIMiss, "")
 			return
 		}

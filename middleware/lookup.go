@@ -9,12 +9,12 @@ import (
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// lookUp answers from a stored page and never runs the handler. It reports whether it has
-// answered, and whether there is a stored page.
-func (c *call) lookUp() (served, found bool) {
+// lookUp answers from a stored page and never runs the handler. served is false if no stored
+// page will do, and stored tells whether there is one.
+func (c *call) lookUp() (served, stored bool) {
 	ctx := c.asked.Context()
-	p, res, found := c.peek(ctx)
-	if !found {
+	p, res, ok := c.peek(ctx)
+	if !ok {
 		return false, false
 	}
 	age := ageOf(p, res)

@@ -45,7 +45,8 @@ func main() {
 	log.Print(http.ListenAndServe(*listen, handler))
 }
 
-// withChi puts the middleware in front of single routes.
+// withChi puts the middleware in front of single routes. A handler that reads chi's
+// parameters needs middleware.Options.Context with chi.RouteCtxKey.
 func withChi(m *middleware.Middleware, runs *atomic.Int64) http.Handler {
 	r := chi.NewRouter()
 	r.With(m.Wrap).Get("/report", func(w http.ResponseWriter, _ *http.Request) {
