@@ -61,7 +61,7 @@ func newGuard[V any](b *testing.B, client *redis.Client) *guard.Guard[V] {
 	}
 	b.Cleanup(func() { _ = store.Close() })
 	// A machine that stalls must not turn a benchmark of Redis into one without.
-	g, err := guard.New[V](store, "g", guard.Policy{TTL: time.Hour, WhenUnavailable: guard.FailClosed})
+	g, err := guard.New[V](store, "g", guard.Policy{TTL: time.Hour, FailClosed: true})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -315,7 +315,7 @@ func BenchmarkWakeUp(b *testing.B) {
 // waits is told when a waiter begins to wait.
 type waits struct{ began chan struct{} }
 
-func (w *waits) Observe(e guard.Event) {
+func (w *waits) Observe(e cache.Event) {
 	if e.Kind == cache.WaitBegan {
 		w.began <- struct{}{}
 	}
@@ -324,7 +324,7 @@ func (w *waits) Observe(e guard.Event) {
 // BenchmarkObserver shows what being told costs, and that not being told costs
 // nothing: the same misses on the memory store.
 func BenchmarkObserver(b *testing.B) {
-	for name, observer := range map[string]guard.Observer{"off": nil, "on": nobody{}} {
+	for name, observer := range map[string]cache.Observer{"off": nil, "on": nobody{}} {
 		b.Run(name, func(b *testing.B) {
 			store, err := cache.NewMemory(cache.MemoryOptions{})
 			if err != nil {
@@ -350,7 +350,7 @@ func BenchmarkObserver(b *testing.B) {
 
 type nobody struct{}
 
-func (nobody) Observe(guard.Event) {}
+func (nobody) Observe(cache.Event) {}
 
 // BenchmarkNearHit compares a Get from the near cache with the bare cache under
 // it: otter's GetIfPresent, on one and on all processors.

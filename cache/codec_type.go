@@ -13,15 +13,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// A TypeChecker is a [Codec] that knows from a type whether it can encode and decode its
-// values. guard.New asks it. The codecs of this package are TypeCheckers.
-type TypeChecker interface {
-	// CheckType returns an error that names the parts of t that cannot be encoded or
-	// decoded. After nil, values in an interface may still fail.
-	CheckType(t reflect.Type) error
-}
-
-// CheckType implements [TypeChecker]. Unlike Marshal it also refuses interface types with
+// CheckType returns an error that names the parts of t that cannot be encoded or decoded.
+// After nil, values in an interface may still fail. Unlike Marshal it also refuses interface types with
 // methods, except error: the decoder does not know which type to decode into. (If all
 // values are of registered extension types, wrap MsgPack in a codec of your own.)
 func (MsgPack) CheckType(t reflect.Type) error {
@@ -46,10 +39,10 @@ func checkMsgPackType(t reflect.Type) error {
 // msgPackChecked has a nil or an error for each [reflect.Type].
 var msgPackChecked sync.Map
 
-// CheckType implements [TypeChecker].
+// CheckType returns an error that names the parts of t that cannot be encoded or decoded.
 func (JSON) CheckType(t reflect.Type) error { return jsonTypes.check(t) }
 
-// CheckType implements [TypeChecker].
+// CheckType returns an error unless t is a []byte or a string.
 func (Raw) CheckType(t reflect.Type) error {
 	if !isRaw(t) {
 		return fmt.Errorf("cache: Raw stores []byte and string, not %v; use MsgPack or JSON", t)

@@ -91,9 +91,21 @@ type Event struct {
 	Duration time.Duration
 	Err      error
 
-	Trigger   string       // of a fetch: one of Triggers
-	Outcome   string       // of a fetch or a wait: see the kinds
-	Reason    string       // why a stale value was served, or a fill refused
+	// Trigger is the cause of a fetch: "miss" (no usable entry), "early" (in the background,
+	// before the TTL ends), "stale" (in the background, while a stale entry is served) or
+	// "refresh" (a call with guard.MaxAge).
+	Trigger string
+	// Outcome of a fetch: "value", "not_found", "not_modified", "private" (a value that is not
+	// shared) or "error". Of a wait: "value", "failure" (the fetch failed), "takeover" (the
+	// holder died, and the call fetched instead), "timeout" (SoftTimeout or WaitTimeout) or
+	// "canceled" (the caller's context has ended).
+	Outcome string
+	// Reason of StaleServed: "refreshing" (while the value is refreshed), "error" (in place of
+	// the fetch's error), "timeout" (SoftTimeout or WaitTimeout) or "away" (the store does not
+	// answer). Of FillRefused: "lease_gone", "tag" (a tag was deleted, or its clock could not be
+	// read), "store" (it is full, or refuses) or "unavailable".
+	Reason string
+
 	Operation string       // of a change: "set", "delete", "expire", "reset", "delete_tag" or "expire_tag"
 	Budget    string       // the budget's name
 	Priority  string       // of the fetch that a budget made wait, or refused
@@ -101,40 +113,6 @@ type Event struct {
 	Count     int          // of CallWaited: the call's keys, in the event of the first; of Tracer.StartFetch: the fetch's keys
 	Trace     TraceContext // of the fetch that a call or a flight has waited for, if its process has a [Tracer]
 }
-
-// Triggers of fetches: why the key is fetched.
-const (
-	TriggerMiss    = "miss"    // no usable entry
-	TriggerEarly   = "early"   // in the background, before the entry's TTL ends
-	TriggerStale   = "stale"   // in the background, while a stale entry is served
-	TriggerRefresh = "refresh" // a call with guard.MaxAge
-)
-
-// Outcomes of fetches and of waits.
-const (
-	OutcomeValue       = "value"
-	OutcomeNotFound    = "not_found"    // of a fetch
-	OutcomeNotModified = "not_modified" // of a fetch
-	OutcomePrivate     = "private"      // of a fetch: a value that is not shared
-	OutcomeError       = "error"        // of a fetch
-	OutcomeFailure     = "failure"      // of a wait: the fetch failed
-	OutcomeTakeover    = "takeover"     // of a wait: the holder died, and the call fetched instead
-	OutcomeTimeout     = "timeout"      // of a wait: SoftTimeout or WaitTimeout
-	OutcomeCanceled    = "canceled"     // of a wait: the caller's context has ended
-)
-
-// Reasons of StaleServed and FillRefused.
-const (
-	ReasonRefreshing = "refreshing" // StaleServed: while the value is refreshed
-	ReasonError      = "error"      // StaleServed: in place of the fetch's error
-	ReasonTimeout    = "timeout"    // StaleServed: SoftTimeout or WaitTimeout
-	ReasonAway       = "away"       // StaleServed: the store can't be reached
-
-	ReasonLeaseGone = "lease_gone"  // FillRefused: the lease has ended
-	ReasonTag       = "tag"         // FillRefused: a tag was deleted, or its clock could not be read
-	ReasonStore     = "store"       // FillRefused: the store is full, or refuses
-	ReasonNoAnswer  = "unavailable" // FillRefused: the store has not answered
-)
 
 // An Observer receives events, from many goroutines at once, on the path of the reported
 // work and sometimes with a lock held: Observe must be quick, must not panic, and must not
@@ -158,6 +136,9 @@ func Observers(all ...Observer) Observer {
 }
 
 type observers []Observer
+
+// Unwrap returns the joined observers.
+func (all observers) Unwrap() []Observer { return all }
 
 // Observe implements [Observer].
 func (all observers) Observe(e Event) {

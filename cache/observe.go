@@ -29,74 +29,21 @@ type Tracer interface {
 
 // An Attacher is an [Observer] that is told of each component that reports to it, so that
 // it can read the component's numbers. Attach is called once for each, when it is made;
-// detach, when it is closed.
+// detach, when it is closed. The name of a store is empty. An Attacher asserts the methods
+// that it needs:
+//
+//   - a guard has Counters() guard.Stats and InFlight(max int) ([]guard.Flight, int);
+//   - a store has Nodes() []cache.NodeStatus;
+//   - a budget has Known() guard.BudgetState and Limit() budget.Limit;
+//   - a lock.Locker or lock.Worker has Held() int.
 type Attacher interface {
 	Observer
-	Attach(c Component) (detach func())
+	Attach(name string, component any) (detach func())
 }
 
-// A Component is a guard, a store, a budget or a lock.
-type Component struct {
-	Kind ComponentKind
-	Name string // empty for a store
-	// Self is the component. An Attacher asserts the interface that it needs.
-	Self any
-}
-
-// A ComponentKind is the type of a [Component].
-type ComponentKind string
-
-// The kinds of components, and the methods that their Self has.
-const (
-	GuardComponent  ComponentKind = "guard"  // Counters() guard.Stats, InFlight(max int) ([]guard.Flight, int)
-	StoreComponent  ComponentKind = "store"  // Nodes() []cache.NodeStatus
-	BudgetComponent ComponentKind = "budget" // Known() guard.BudgetState, Limit() budget.Limit
-	LockComponent   ComponentKind = "lock"   // Held() int: the locks of a lock.Locker, or a lock.Worker
-)
-
-// Attach tells those of the observers in o about a component that are an [Attacher], and
-// returns the function that ends that. It is for the packages of this module.
-func Attach(o Observer, c Component) (detach func()) {
-	var all []func()
-	for _, each := range EachObserver(o) {
-		if a, ok := each.(Attacher); ok {
-			all = append(all, a.Attach(c))
-		}
-	}
-	return func() {
-		for _, detach := range all {
-			detach()
-		}
-	}
-}
-
-// EachObserver returns the observers that o tells, as [Observers] has joined them: o
-// itself if it is a single one, none if it is nil.
-func EachObserver(o Observer) []Observer {
-	switch o := o.(type) {
-	case nil:
-		return nil
-	case observers:
-		var each []Observer
-		for _, one := range o {
-			each = append(each, EachObserver(one)...)
-		}
-		return each
-	}
-	return []Observer{o}
-}
-
-// A TraceContext names a span of another trace, as W3C Trace Context does: 16 bytes of
-// trace ID, 8 of span ID, and the flags. The zero TraceContext means none.
+// A TraceContext names a span of another trace, as W3C Trace Context does: its bytes are 16
+// of trace ID, 8 of span ID, and the flags. The zero TraceContext means none.
 type TraceContext [25]byte
-
-// NewTraceContext returns the trace context of a span.
-func NewTraceContext(traceID [16]byte, spanID [8]byte, flags byte) (t TraceContext) {
-	copy(t[:16], traceID[:])
-	copy(t[16:24], spanID[:])
-	t[24] = flags
-	return t
-}
 
 // IsZero reports whether t is none.
 func (t TraceContext) IsZero() bool {

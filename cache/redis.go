@@ -8,6 +8,7 @@ import (
 
 	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // Options configure [NewRedis]. The zero value of each field but Namespace
@@ -88,7 +89,7 @@ func NewRedis(client redis.UniversalClient, opts Options) (*Redis, error) {
 		return nil, err
 	}
 	r := &Redis{s: s}
-	r.detach = sync.OnceFunc(Attach(opts.Observer, Component{Kind: StoreComponent, Self: r}))
+	r.detach = sync.OnceFunc(telemetry.Attach(opts.Observer, "", r))
 	return r, nil
 }
 

@@ -38,6 +38,3 @@ func (t Token) IsZero() bool { return t == Token{} }
 
 // String is the token in hexadecimal.
 func (t Token) String() string { return hex.EncodeToString(t[:]) }
-
-// MaxTTL is the longest that a value can be kept: a little over 49 days.
-const MaxTTL = store.MaxTTL

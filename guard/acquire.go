@@ -240,7 +240,7 @@ func (l *leader) goUnguarded(f *flight, leave func(), why error) bool {
 		return false
 	}
 	l.turns = append(l.turns, &turn{f: f, source: UnguardedFetch, leave: leave})
-	l.e.events.report(l.ctx, cache.Unguarded, Event{Key: f.key, Err: why})
+	l.e.events.report(l.ctx, cache.Unguarded, cache.Event{Key: f.key, Err: why})
 	return true
 }
 

@@ -186,8 +186,8 @@ func TestNotFoundIsNotAskedAboutOtherAnswers(t *testing.T) {
 func TestObserversAreToldInTheirOrder(t *testing.T) {
 	var mu sync.Mutex
 	var told []string
-	observer := func(name string) guard.Observer {
-		return observing(func(e guard.Event) {
+	observer := func(name string) cache.Observer {
+		return observing(func(e cache.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, name+" "+string(e.Kind))
@@ -195,7 +195,7 @@ func TestObserversAreToldInTheirOrder(t *testing.T) {
 	}
 	inMemory(t, func(w *world) {
 		told = nil
-		both := guard.Observers(nil, observer("a"), nil, guard.Observers(observer("b"), nil))
+		both := cache.Observers(nil, observer("a"), nil, cache.Observers(observer("b"), nil))
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.Observer = both }))[0]
 		_, _ = g.Get(w.Context(), "k", func(context.Context) (string, error) { return "", guard.ErrNotFound })
 		mu.Lock()
@@ -205,11 +205,11 @@ func TestObserversAreToldInTheirOrder(t *testing.T) {
 			w.Errorf("told %v, want %v", told, want)
 		}
 	})
-	if o := guard.Observers(nil, nil); o != nil {
+	if o := cache.Observers(nil, nil); o != nil {
 		t.Errorf("no observers are %v", o)
 	}
 }
 
-type observing func(guard.Event)
+type observing func(cache.Event)
 
-func (o observing) Observe(e guard.Event) { o(e) }
+func (o observing) Observe(e cache.Event) { o(e) }

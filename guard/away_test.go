@@ -218,7 +218,7 @@ func TestCancelledCallerDoesNotWaitForRedis(t *testing.T) {
 }
 
 func TestFailClosedTellsSoAtOnce(t *testing.T) {
-	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+	p := policy(func(p *guard.Policy) { p.FailClosed = true })
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.blackHole.Store(true)
 		for i := range 20 {

@@ -225,22 +225,23 @@ func (b *backlog) sweep() int {
 }
 
 // carryOut sends the queued changes in batches until one of them is not acknowledged. It
-// returns how many are left. A change that the store refuses is dropped, and reported.
+// returns how many are left. A refused change stays queued: its caller was told that it
+// will be carried out, and Redis may accept it later.
 func (b *backlog) carryOut(ctx context.Context) (left int, err error) {
 	for b.left.Load() > 0 {
 		keys, changes, numbers := b.batchOfKeys()
 		done := 0
 		for i, e := range b.e.store.Change(ctx, changes) {
-			if isAnswer(e) {
-				b.doneKey(keys[i], numbers[i])
-				done++
-			} else {
+			if e != nil {
 				err = e
+				continue
 			}
+			b.doneKey(keys[i], numbers[i])
+			done++
 		}
 		for _, change := range []store.TagChange{store.DeleteTag, store.ExpireTag} {
 			tags, numbers := b.batchOfTags(change)
-			if e := b.e.store.ChangeTags(ctx, change, tags); !isAnswer(e) {
+			if e := b.e.store.ChangeTags(ctx, change, tags); e != nil {
 				err = e
 				continue
 			}
@@ -253,7 +254,7 @@ func (b *backlog) carryOut(ctx context.Context) (left int, err error) {
 			b.mu.Lock()
 			since := b.since
 			b.mu.Unlock()
-			b.e.events.report(ctx, cache.QueueCarriedOut, Event{Size: done, Duration: time.Since(since)})
+			b.e.events.report(ctx, cache.QueueCarriedOut, cache.Event{Size: done, Duration: time.Since(since)})
 		}
 		if err != nil || done == 0 {
 			break
@@ -261,10 +262,6 @@ func (b *backlog) carryOut(ctx context.Context) (left int, err error) {
 	}
 	return int(b.left.Load()), err
 }
-
-// isAnswer reports whether the store has answered to a change: it was carried out, or never
-// will be.
-func isAnswer(err error) bool { return err == nil || errors.Is(err, store.ErrRefused) }
 
 func (b *backlog) batchOfKeys() (keys []string, changes []store.Change, numbers []uint64) {
 	b.mu.Lock()

@@ -103,6 +103,34 @@ func TestQueuedInvalidationHidesTheStoredValue(t *testing.T) {
 }
 
 // A newer change that Redis has acknowledged makes the queued one void.
+func TestRefusedInvalidationStaysQueued(t *testing.T) {
+	for name, change := range invalidations {
+		t.Run(name, func(t *testing.T) {
+			queueing(t, policy(carryingT), func(w *world, n *network, g, other *guard.Guard[string]) {
+				must(w, other.Set(ctx, "k", "old"))
+				n.cut()
+				if err := change(ctx, g); !errors.Is(err, guard.ErrQueued) {
+					w.Fatalf("the error is %v", err)
+				}
+				w.server.SetError("NOPERM for the test")
+				n.refuses.Store(false)
+				time.Sleep(5 * time.Second)
+				if s := g.Stats(); s.Queued != 1 {
+					w.Errorf("%d changes are queued after Redis refused", s.Queued)
+				}
+				w.server.SetError("")
+				time.Sleep(5 * time.Second)
+				if s := g.Stats(); s.Queued != 0 {
+					w.Errorf("%d changes are queued", s.Queued)
+				}
+				if v := get(w, other, "k", (&origin{}).fetch); v != "v1" {
+					w.Errorf("%q is stored", v)
+				}
+			})
+		})
+	}
+}
+
 func TestAcknowledgedChangeReplacesTheQueuedOne(t *testing.T) {
 	queueing(t, policy(), func(w *world, n *network, g, other *guard.Guard[string]) {
 		ended, cancel := context.WithCancel(ctx)

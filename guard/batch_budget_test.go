@@ -425,7 +425,7 @@ func TestStaleKeysOfABatchDoNotWait(t *testing.T) {
 // panicsWhen is an Observer that panics at events of a kind.
 type panicsWhen struct{ kind cache.EventKind }
 
-func (p panicsWhen) Observe(e guard.Event) {
+func (p panicsWhen) Observe(e cache.Event) {
 	if e.Kind == p.kind {
 		panic("observer")
 	}

@@ -306,7 +306,7 @@ func TestDeleteEndsTheWaitForABudget(t *testing.T) {
 // An awayTeller tells a test why its budget lives on its share.
 type awayTeller struct{ w *world }
 
-func (a awayTeller) Observe(e guard.Event) { a.w.Logf("%s %v", e.Kind, e.Err) }
+func (a awayTeller) Observe(e cache.Event) { a.w.Logf("%s %v", e.Kind, e.Err) }
 
 // One call of GetMany's fetch is one call of the upstream.
 func TestBatchIsPaidForByTheCall(t *testing.T) {

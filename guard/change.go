@@ -130,10 +130,10 @@ func (g *Guard[V]) change(ctx context.Context, kind store.ChangeKind, keys []str
 			e.coherence.forget(key)
 		}
 		if errs[i] = e.changeError(ctx, errs[i]); queued {
-			e.events.report(ctx, cache.ChangeQueued, Event{Key: key, Err: errs[i]})
+			e.events.report(ctx, cache.ChangeQueued, cache.Event{Key: key, Err: errs[i]})
 			errs[i] = &queuedError{errs[i]}
 		}
-		e.events.report(ctx, cache.KeyChanged, Event{Key: key, Operation: kind.String(), Err: errs[i]})
+		e.events.report(ctx, cache.KeyChanged, cache.Event{Key: key, Operation: kind.String(), Err: errs[i]})
 	}
 	return errs
 }
@@ -184,10 +184,10 @@ func (g *Guard[V]) changeTags(ctx context.Context, op string, what store.TagChan
 	}
 	err = e.changeError(ctx, err)
 	for _, t := range tags {
-		e.events.report(ctx, cache.KeyChanged, Event{Key: t, Operation: what.String(), Err: err})
+		e.events.report(ctx, cache.KeyChanged, cache.Event{Key: t, Operation: what.String(), Err: err})
 	}
 	if queued == len(stored) {
-		e.events.report(ctx, cache.ChangeQueued, Event{Err: err})
+		e.events.report(ctx, cache.ChangeQueued, cache.Event{Err: err})
 		err = &queuedError{err}
 	}
 	return err

@@ -165,5 +165,5 @@ func (p *packer) decode(r *store.Reading, decode func([]byte) (any, error)) (val
 
 // damaged reports an entry that can't be read.
 func (p *packer) damaged(ctx context.Context, key string, r *store.Reading, err error) {
-	p.events.report(ctx, cache.EntryDamaged, Event{Key: key, Token: cache.Token(r.Entry.Version), Err: err})
+	p.events.report(ctx, cache.EntryDamaged, cache.Event{Key: key, Token: cache.Token(r.Entry.Version), Err: err})
 }

@@ -11,17 +11,18 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 )
 
 // Fetches that ask for each other's keys are told at once: nothing else would end them
 // before FetchTimeout.
 func TestFetchesThatAskForEachOtherAreTold(t *testing.T) {
-	one := func(ctx context.Context, g *guard.Guard[string], key string, fetch guard.FetchFunc[string]) error {
+	one := func(ctx context.Context, g *guard.Guard[string], key string, fetch fetcher) error {
 		_, err := g.Get(ctx, key, fetch)
 		return err
 	}
-	many := func(ctx context.Context, g *guard.Guard[string], key string, fetch guard.FetchFunc[string]) error {
+	many := func(ctx context.Context, g *guard.Guard[string], key string, fetch fetcher) error {
 		_, err := g.GetMany(ctx, []string{"beside " + key, key}, func(ctx context.Context, keys []string) (map[string]string, error) {
 			got := map[string]string{}
 			for _, key := range keys {
@@ -37,11 +38,11 @@ func TestFetchesThatAskForEachOtherAreTold(t *testing.T) {
 		})
 		return err
 	}
-	forced := func(ctx context.Context, g *guard.Guard[string], key string, fetch guard.FetchFunc[string]) error {
+	forced := func(ctx context.Context, g *guard.Guard[string], key string, fetch fetcher) error {
 		_, err := g.Get(ctx, key, fetch, guard.MaxAge(0))
 		return err
 	}
-	type ask func(ctx context.Context, g *guard.Guard[string], key string, fetch guard.FetchFunc[string]) error
+	type ask func(ctx context.Context, g *guard.Guard[string], key string, fetch fetcher) error
 	for name, c := range map[string]struct {
 		asks   []ask // one for each fetch of the cycle
 		change func(*guard.Policy)
@@ -121,7 +122,7 @@ func TestRefreshesThatAskForEachOtherAreTold(t *testing.T) {
 		var fetchTimeouts atomic.Int32
 		g := w.fleet(1, policy(func(p *guard.Policy) {
 			p.TTL, p.Stale = time.Second, time.Hour
-			p.Observer = observe(func(e guard.Event) {
+			p.Observer = observe(func(e cache.Event) {
 				if errors.Is(e.Err, guard.ErrFetchTimeout) {
 					fetchTimeouts.Add(1)
 				}
@@ -215,7 +216,7 @@ func TestFetchThatIsToldMayGoAnotherWay(t *testing.T) {
 		var begun sync.WaitGroup
 		begun.Add(2)
 		var told atomic.Int32
-		fetch := func(other string) guard.FetchFunc[string] {
+		fetch := func(other string) fetcher {
 			return func(ctx context.Context) (string, error) {
 				begun.Done()
 				begun.Wait()
@@ -241,7 +242,7 @@ func TestFetchesThatShareAKeyAreNoDeadlock(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
 		leaf := &origin{takes: time.Second}
-		ask := func(keys ...string) guard.FetchFunc[string] {
+		ask := func(keys ...string) fetcher {
 			return func(ctx context.Context) (string, error) {
 				for _, key := range keys {
 					if _, err := g.Get(ctx, key, leaf.fetch); err != nil {
@@ -315,6 +316,6 @@ func TestDeadlockAcrossProcessesTimesOut(t *testing.T) {
 }
 
 // observe is an observer that is a function.
-type observe func(guard.Event)
+type observe func(cache.Event)
 
-func (f observe) Observe(e guard.Event) { f(e) }
+func (f observe) Observe(e cache.Event) { f(e) }

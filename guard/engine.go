@@ -10,6 +10,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // An engine is a Guard without its type: values are *V in an any.
@@ -65,7 +66,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 // are stored.
 func (e *engine) keepValues(raw bool) error {
 	p := &e.policy
-	reserved := p.Reserve.MaxBytes != Off && p.WhenUnavailable != FailClosed
+	reserved := p.Reserve.MaxBytes != Off && !p.FailClosed
 	if !reserved && !p.Near.on() {
 		return nil
 	}
@@ -240,7 +241,7 @@ func (e *engine) maskable(o *outcome) bool {
 // reportStale reports a stale value that is served while it is refreshed.
 func (e *engine) reportStale(ctx context.Context, key string, o *outcome) {
 	if o.source == Stale {
-		e.events.report(ctx, cache.StaleServed, Event{Reason: cache.ReasonRefreshing, Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
+		e.events.report(ctx, cache.StaleServed, cache.Event{Reason: telemetry.ReasonRefreshing, Key: key, Token: cache.Token(o.entry.Entry.Version), Duration: o.entry.Age})
 	}
 }
 

@@ -24,7 +24,7 @@ var (
 	ErrMiss = errors.New("guard: nothing stored")
 	// ErrUnavailable: the store can't be reached, or refuses. It wraps
 	// cache.ErrUnavailable or cache.ErrRefused, which tell the two apart. Returned by
-	// Peek, by all calls that change something and, if the policy is FailClosed, by all
+	// Peek, by all calls that change something and, with [Policy.FailClosed], by all
 	// calls that fetch.
 	ErrUnavailable = errors.New("guard: store unavailable")
 	// ErrQueued: Redis did not acknowledge a Set, Delete, Expire, DeleteTag or ExpireTag, and
@@ -74,24 +74,23 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// A RetryAfterError pauses the fetches of a key in the whole fleet until After has passed.
-// Make one with [RetryAfter].
-type RetryAfterError struct {
-	Err   error
-	After time.Duration
+// A retryAfterError pauses the fetches of a key in the whole fleet until After has passed.
+type retryAfterError struct {
+	err   error
+	after time.Duration
 }
 
-func (e *RetryAfterError) Error() string {
-	return fmt.Sprintf("%v (retry after %v)", e.Err, e.After)
+func (e *retryAfterError) Error() string {
+	return fmt.Sprintf("%v (retry after %v)", e.err, e.after)
 }
 
-func (e *RetryAfterError) Unwrap() error { return e.Err }
+func (e *retryAfterError) Unwrap() error { return e.err }
 
 // RetryAfter is for a fetch to return: it wraps err, and the fleet does not fetch this key
 // again for d. Callers get err until then, or the stale value if the policy has one. A d
 // of zero or less is no pause, not even that of Policy.ErrorPause.
 func RetryAfter(err error, d time.Duration) error {
-	return &RetryAfterError{Err: err, After: d}
+	return &retryAfterError{err: err, after: d}
 }
 
 // A RemoteError is the failure of a fetch that ran in another process or, while a pause
@@ -115,9 +114,9 @@ func PauseOf(err error) (time.Duration, bool) {
 	if errors.As(err, &remote) && remote.RetryAfter > 0 {
 		return remote.RetryAfter, true
 	}
-	var local *RetryAfterError
-	if errors.As(err, &local) && local.After > 0 {
-		return local.After, true
+	var local *retryAfterError
+	if errors.As(err, &local) && local.after > 0 {
+		return local.after, true
 	}
 	return 0, false
 }

@@ -7,16 +7,6 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 )
 
-type (
-	// Event is that of package cache: stores report to the same kind of observer.
-	Event = cache.Event
-	// Observer is that of package cache.
-	Observer = cache.Observer
-)
-
-// Observers is that of package cache: an Observer that tells each of the given ones.
-func Observers(all ...Observer) Observer { return cache.Observers(all...) }
-
 // quote names a key in an error, which may end up in an event.
 func (r *reporter) quote(key string) string {
 	if r.hideKeys {

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // A fetchFunc runs the user's fetch for some keys and notes the answer in each fill.
@@ -116,7 +116,7 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	for i, t := range turns {
 		fills[i] = t.newFill(l.told)
 		t.start = e.flights.startFetch(t.f)
-		if t.lease == nil && e.coherence != nil {
+		if e.reserve != nil {
 			t.ticket = e.coherence.ticket(t.f.key)
 		}
 	}
@@ -196,7 +196,7 @@ func (t *turn) newFill(told bool) *fill {
 
 func (e *engine) newFill(key string) *fill {
 	return &fill{
-		key: key, attempt: 1, trigger: cache.TriggerMiss,
+		key: key, attempt: 1, trigger: telemetry.TriggerMiss,
 		ttl: e.policy.TTL, staleFor: e.policy.Stale, tags: e.tags.own,
 	}
 }

@@ -30,7 +30,7 @@ func (c *call) maskOne(w *want, o *outcome) *outcome {
 		return o
 	}
 	older := &store.Reading{Entry: r.Entry, Found: true, Age: r.Age + waited, Left: r.Left - waited}
-	e.events.report(c.ctx, cache.StaleServed, Event{Reason: staleReason(o.err), Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
+	e.events.report(c.ctx, cache.StaleServed, cache.Event{Reason: staleReason(o.err), Key: w.key, Token: cache.Token(r.Entry.Version), Duration: older.Age, Err: o.err})
 	return &outcome{value: value, source: Stale, stored: true, entry: older}
 }
 
@@ -141,7 +141,7 @@ func (c *call) fetchInstead(all []*want) {
 		return
 	}
 	for _, w := range late {
-		e.events.report(c.ctx, cache.Unguarded, Event{Key: w.key, Err: w.out.err})
+		e.events.report(c.ctx, cache.Unguarded, cache.Event{Key: w.key, Err: w.out.err})
 	}
 	own := *c
 	own.ctx = context.WithValue(c.ctx, slotKey{}, e.slots)

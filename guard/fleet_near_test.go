@@ -39,7 +39,7 @@ func (f *fleetTest) loaded(l fleet.Load, calls []*fleet.Call) []*fleet.Loaded {
 // served what there is.
 func TestFleetHotKeyNeverMakesACallerWait(t *testing.T) {
 	const ttl = time.Second
-	f := runFleet(t, 4, guard.Policy{TTL: ttl, Near: guard.Near{MaxEntries: 100}})
+	f := runFleet(t, 4, guard.Policy{TTL: ttl, Near: guard.Near{MaxEntries: 100}, Reserve: strict.Reserve})
 	key := f.newKey()
 	warmUp := 3 * time.Second
 	l := fleet.Load{
@@ -83,7 +83,7 @@ func TestFleetHotKeyNeverMakesACallerWait(t *testing.T) {
 
 // What one process sets, every process soon serves from its near cache.
 func TestFleetNearCachesHearOfASet(t *testing.T) {
-	f := runFleet(t, 4, guard.Policy{TTL: time.Minute, Near: guard.Near{MaxEntries: 100, TTL: time.Minute}})
+	f := runFleet(t, 4, guard.Policy{TTL: time.Minute, Near: guard.Near{MaxEntries: 100, TTL: time.Minute}, Reserve: strict.Reserve})
 	key := f.newKey()
 	n := rounds(40, 400)
 	const every = 50 * time.Millisecond

@@ -132,12 +132,12 @@ func (f *flight) finish() {
 	}
 	if f.kind == background && o.err != nil && !errors.Is(o.err, ErrNotFound) && (f.e.flights.fetching(f) || errors.Is(o.err, ErrUnavailable)) {
 		// A flight that learned of a pause, or of another's failure, tells nothing new.
-		f.e.events.report(f.by.ctx, cache.RefreshFailed, Event{Key: f.key, Err: o.err})
+		f.e.events.report(f.by.ctx, cache.RefreshFailed, cache.Event{Key: f.key, Err: o.err})
 	}
 	if f.watch != nil {
 		f.watch.Close()
 		f.watch = nil
-		f.e.events.report(f.by.ctx, cache.WaitEnded, Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err, Trace: f.knownTrace()})
+		f.e.events.report(f.by.ctx, cache.WaitEnded, cache.Event{Key: f.key, Token: cache.Token(f.request.LastHeld), Duration: time.Since(f.waitSince), Err: o.err, Trace: f.knownTrace()})
 	}
 	if f.kind == background && (o.err != nil || o.then == fetch) {
 		_ = sleep(f.by.ctx, holdOff)
@@ -216,7 +216,7 @@ func (f *flight) know(rd *read) {
 
 // refusesUnguarded reports whether the flight may not fetch without a lease.
 func (f *flight) refusesUnguarded() bool {
-	return f.kind == background && !f.reserved || f.e.policy.WhenUnavailable == FailClosed
+	return f.kind == background && !f.reserved || f.e.policy.FailClosed
 }
 
 // livesOnStale reports whether the flight's callers have a stale value to live on if

@@ -244,7 +244,7 @@ func (free) Settle(int) {}
 // A store that doesn't answer is not one that has nothing.
 func TestErrorsAreNoMisses(t *testing.T) {
 	inRedis(t, func(w *world) {
-		p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+		p := policy(func(p *guard.Policy) { p.FailClosed = true })
 		g, reads := coldGuard(w, w.open(), p)
 		w.server.SetError("LOADING")
 		if _, err := g.Get(context.Background(), "k", never); !errors.Is(err, guard.ErrUnavailable) {
@@ -375,7 +375,7 @@ func TestFailedMissIsNotReadForStale(t *testing.T) {
 // A Redis that is about to fail over by plan, say, holds scripts back and answers
 // reads.
 func TestStoredIsServedUnforeseenWhileWritesArePaused(t *testing.T) {
-	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+	p := policy(func(p *guard.Policy) { p.FailClosed = true })
 	g, _, server := behindProxy(t, p, nil)
 	w := &world{T: t}
 	must(w, g.Set(context.Background(), "k", "stored"))
@@ -392,7 +392,7 @@ func TestStoredIsServedUnforeseenWhileWritesArePaused(t *testing.T) {
 // served.
 func TestStoredIsServedUnforeseenBesideAForeignLease(t *testing.T) {
 	inRedis(t, func(w *world) {
-		p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+		p := policy(func(p *guard.Policy) { p.FailClosed = true })
 		other := w.fleet(1, p)[0]
 		must(w, other.Set(context.Background(), "k", "stored"))
 		g, _ := coldGuard(w, w.open(), p)

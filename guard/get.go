@@ -8,23 +8,22 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A FetchFunc gets a value from its origin. Its context has the values of the first
+// Get returns the value of key: the stored value while it is fresh, or stale if the policy
+// allows that, else the result of a fetch that one caller of the fleet makes. Keys may
+// contain arbitrary bytes. It is safe for concurrent use, as all methods are.
+//
+// The fetch gets the value from its origin. Its context has the values of the first
 // caller's context but not its cancellation, as all callers share the value. The context
 // ends at [Policy.FetchTimeout], with [Guard.Close], or when the lease was lost and no
 // caller can use the value any more. For private values it is the caller's own context. The
 // fetch may run on, or start, after the call that brought it has returned: other callers
 // may wait for it.
-type FetchFunc[V any] func(ctx context.Context) (V, error)
-
-// Get returns the value of key: the stored value while it is fresh, or stale if the policy
-// allows that, else the result of a fetch that one caller of the fleet makes. Keys may
-// contain arbitrary bytes. It is safe for concurrent use, as all methods are.
 //
 // Errors: the fetch's, as it is in this process and as a [*RemoteError] from another one;
 // [*PanicError]; [ErrNotFound]; [ErrFetchTimeout]; [ErrWaitTimeout]; [ErrQuarantined];
 // [ErrUnavailable]; [ErrReentrant]; [*ExhaustedError]; [ErrClosed]; and the cause of ctx's
 // end. When ctx ends Get returns at once, and the fetch goes on for the other callers.
-func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V], opts ...CallOption) (V, error) {
+func (g *Guard[V]) Get(ctx context.Context, key string, fetch func(ctx context.Context) (V, error), opts ...CallOption) (V, error) {
 	var zero V
 	if ctx == nil || fetch == nil {
 		return zero, g.engine.misused(ctx)
@@ -41,7 +40,7 @@ func (g *Guard[V]) Get(ctx context.Context, key string, fetch FetchFunc[V], opts
 }
 
 // plain is a fetch for the engine.
-func plain[V any](fetch FetchFunc[V]) fetchFunc {
+func plain[V any](fetch func(ctx context.Context) (V, error)) fetchFunc {
 	return func(ctx context.Context, fills []*fill) {
 		v, err := fetch(ctx)
 		fills[0].value, fills[0].err = &v, err
@@ -115,7 +114,7 @@ func (g *Guard[V]) Begin(ctx context.Context, key string, refresh func(*Turn[V])
 // that are not in its map nor named. It is called from several goroutines at once
 // where some keys can be fetched under a lease and others can't, and for one key
 // where that key's fetch in another process has died. Its context is as of
-// [FetchFunc].
+// Get.
 //
 // Events and Stats count each key: a fetch of ten keys is ten fetches that
 // started and ended together.
@@ -207,11 +206,15 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	if ctx == nil {
 		return Result[V]{}, g.engine.misused(ctx)
 	}
-	rd, o := g.engine.lookups.readHedged(ctx, key, func(why error) *outcome { return g.engine.fromReserve(key, anyAge, why) })
+	e, t := g.engine, ticket{}
+	if e.reserve != nil {
+		t = e.coherence.ticket(key)
+	}
+	rd, o := e.lookups.readHedged(ctx, key, func(why error) *outcome { return e.fromReserve(key, anyAge, why) })
 	if o != nil {
 		return g.resultOf(o)
 	}
-	return g.peeked(ctx, key, rd)
+	return g.peeked(ctx, key, t, rd)
 }
 
 // PeekMany is Peek for many keys. A key that is not stored, or known not to exist, is
@@ -224,9 +227,9 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 	}
 	var failed []error
 	var of []string
-	at := time.Now()
+	at, tickets := time.Now(), g.engine.coherence.manyTickets(keys)
 	g.engine.readMany(ctx, keys, func(i int, r *store.Reading, err error) {
-		result, err := g.peekedMany(ctx, keys[i], keep(r, err, at))
+		result, err := g.peekedMany(ctx, keys[i], tickets.of(i), keep(r, err, at))
 		switch {
 		case err == nil:
 			results[keys[i]] = result
@@ -238,16 +241,16 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 }
 
 // peekedMany is peeked, but for a key of the reserve if the store did not answer.
-func (g *Guard[V]) peekedMany(ctx context.Context, key string, rd *read) (Result[V], error) {
+func (g *Guard[V]) peekedMany(ctx context.Context, key string, t ticket, rd *read) (Result[V], error) {
 	if rd.err != nil {
 		if o := g.engine.fromReserve(key, anyAge, rd.err); o != nil {
 			return g.resultOf(o)
 		}
 	}
-	return g.peeked(ctx, key, rd)
+	return g.peeked(ctx, key, t, rd)
 }
 
-func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V], error) {
+func (g *Guard[V]) peeked(ctx context.Context, key string, t ticket, rd *read) (Result[V], error) {
 	e := g.engine
 	if o := e.endedFor(ctx, rd.err); o != nil {
 		return Result[V]{}, e.errorFor(o)
@@ -255,6 +258,7 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V],
 	if rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
+	e.answered()
 	if rd = e.unlessQueued(key, rd); rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
@@ -269,9 +273,10 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, rd *read) (Result[V],
 	if err != nil {
 		return Result[V]{}, ErrMiss
 	}
-	o := &outcome{value: value, source: FromStore, stored: true, entry: r}
+	o := &outcome{value: value, source: FromStore, stored: true, entry: r, at: rd.at}
 	if !r.Fresh() {
 		o.source = Stale
 	}
+	e.keepReserved(key, t, o)
 	return g.resultOf(o)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/nils"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // A Guard reads values of type V through a store, and fetches a missing value once for the
@@ -46,7 +47,7 @@ func TagsOf[V any](f func(key string, value V) []string) Option[V] {
 // "g:k") and labels the events; letters, digits and "._-".
 //
 // Errors: all errors of the store, the name and the policy, joined; or a type V that the
-// codec cannot store, as far as the codec can tell from the type ([cache.TypeChecker]).
+// codec cannot store, as far as the codec can tell from the type (its CheckType method).
 //
 // Several guards may share a store. Close the guards first, then the store, then
 // the Redis client.
@@ -67,7 +68,7 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 	if codec == nil {
 		codec = cache.CodecFor[V]()
 	}
-	if c, ok := codec.(cache.TypeChecker); ok {
+	if c, ok := codec.(interface{ CheckType(t reflect.Type) error }); ok {
 		if err := c.CheckType(reflect.TypeFor[V]()); err != nil {
 			return nil, fmt.Errorf("guard: New: values of type %v can't be stored: %w", reflect.TypeFor[V](), err)
 		}
@@ -84,7 +85,7 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 		return nil, err
 	}
 	g := &Guard[V]{engine: e, near: e.near, clone: o.clone}
-	e.detach = cache.Attach(policy.Observer, cache.Component{Kind: cache.GuardComponent, Name: name, Self: g})
+	e.detach = telemetry.Attach(policy.Observer, name, g)
 	return g, nil
 }
 

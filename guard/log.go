@@ -21,7 +21,7 @@ import (
 // for ten seconds, "(ended)" tells their total. Those of each kind and guard, or
 // node, are summed up apart, and so are panics. Each single one is written at debug
 // level.
-func LogObserver(logger *slog.Logger) Observer {
+func LogObserver(logger *slog.Logger) cache.Observer {
 	if logger == nil {
 		logger = slog.Default()
 	}
@@ -78,10 +78,10 @@ var warnings = map[cache.EventKind]int{
 }
 
 // Observe implements [Observer].
-func (l *logObserver) Observe(ev Event) { l.ObserveContext(context.Background(), ev) }
+func (l *logObserver) Observe(ev cache.Event) { l.ObserveContext(context.Background(), ev) }
 
 // ObserveContext implements [cache.ContextObserver].
-func (l *logObserver) ObserveContext(ctx context.Context, ev Event) {
+func (l *logObserver) ObserveContext(ctx context.Context, ev cache.Event) {
 	level := slog.LevelDebug
 	switch warnings[ev.Kind] {
 	case changes:
@@ -97,7 +97,7 @@ func (l *logObserver) ObserveContext(ctx context.Context, ev Event) {
 }
 
 // begins counts a warning, and reports whether it is the first of a storm.
-func (l *logObserver) begins(ev Event) bool {
+func (l *logObserver) begins(ev cache.Event) bool {
 	var panicked *PanicError
 	key := stormKey{ev.Kind, ev.Guard, ev.Node, errors.As(ev.Err, &panicked)}
 	now := time.Now()
@@ -161,7 +161,7 @@ func labels(guard, node string) []slog.Attr {
 	return attrs
 }
 
-func attrsOf(ev Event) []slog.Attr {
+func attrsOf(ev cache.Event) []slog.Attr {
 	attrs := labels(ev.Guard, ev.Node)
 	if ev.Key != "" {
 		attrs = append(attrs, slog.String("key", cutKey(ev.Key)))

@@ -67,7 +67,7 @@ func (l *lineLog) count(text string) int64 {
 	return l.counts[text]
 }
 
-func observerTo(level slog.Level) (guard.Observer, *lineLog) {
+func observerTo(level slog.Level) (cache.Observer, *lineLog) {
 	l := &lineLog{level: level}
 	return guard.LogObserver(slog.New(l)), l
 }
@@ -112,7 +112,7 @@ func TestOutageOfRedisIsAFewLines(t *testing.T) {
 func TestSingleWarningIsOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, l := observerTo(slog.LevelWarn)
-		o.Observe(guard.Event{Kind: cache.FetchFailed, Guard: "g", Err: errors.New("boom")})
+		o.Observe(cache.Event{Kind: cache.FetchFailed, Guard: "g", Err: errors.New("boom")})
 		time.Sleep(time.Hour)
 		wantLines(t, l, map[string]int{"fetch_failed": 1})
 	})
@@ -122,7 +122,7 @@ func TestEachRepetitionIsWrittenForDebugging(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, l := observerTo(slog.LevelDebug)
 		for range 100 {
-			o.Observe(guard.Event{Kind: cache.FetchFailed, Guard: "g"})
+			o.Observe(cache.Event{Kind: cache.FetchFailed, Guard: "g"})
 		}
 		wantLines(t, l, map[string]int{"fetch_failed": 100})
 	})
@@ -137,7 +137,7 @@ func TestWarningsThatRepeatAreSummedUp(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			o, l := observerTo(slog.LevelWarn)
 			for i := range 1000 {
-				o.Observe(guard.Event{Kind: kind, Err: fmt.Errorf("error %d", i)})
+				o.Observe(cache.Event{Kind: kind, Err: fmt.Errorf("error %d", i)})
 			}
 			time.Sleep(time.Minute)
 			text := string(kind)
@@ -158,7 +158,7 @@ func TestChangesAreAlwaysWritten(t *testing.T) {
 			for _, kind := range []cache.EventKind{
 				cache.BreakerOpened, cache.BreakerClosed, cache.SubscriptionLost, cache.LivenessOff, cache.LivenessOn, cache.BudgetAway, cache.BudgetBack,
 			} {
-				o.Observe(guard.Event{Kind: kind, Node: "a"})
+				o.Observe(cache.Event{Kind: kind, Node: "a"})
 				want = append(want, string(kind))
 			}
 		}
@@ -173,11 +173,11 @@ func TestWarningsAreSummedUpApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, l := observerTo(slog.LevelWarn)
 		for range 10 {
-			o.Observe(guard.Event{Kind: cache.FetchFailed, Guard: "a", Err: errors.New("boom")})
-			o.Observe(guard.Event{Kind: cache.FetchFailed, Guard: "b", Err: errors.New("boom")})
-			o.Observe(guard.Event{Kind: cache.FetchFailed, Guard: "a", Err: &guard.PanicError{Value: "ouch"}})
-			o.Observe(guard.Event{Kind: cache.ProcessLate, Node: "x"})
-			o.Observe(guard.Event{Kind: cache.ProcessLate, Node: "y"})
+			o.Observe(cache.Event{Kind: cache.FetchFailed, Guard: "a", Err: errors.New("boom")})
+			o.Observe(cache.Event{Kind: cache.FetchFailed, Guard: "b", Err: errors.New("boom")})
+			o.Observe(cache.Event{Kind: cache.FetchFailed, Guard: "a", Err: &guard.PanicError{Value: "ouch"}})
+			o.Observe(cache.Event{Kind: cache.ProcessLate, Node: "x"})
+			o.Observe(cache.Event{Kind: cache.ProcessLate, Node: "y"})
 		}
 		wantLines(t, l, map[string]int{"fetch_failed": 3, "process_late": 2})
 	})
@@ -191,7 +191,7 @@ func TestSumsOfManyGuardsAreBounded(t *testing.T) {
 		for i := range 8 {
 			wg.Go(func() {
 				for j := range 1000 {
-					o.Observe(guard.Event{Kind: cache.FetchFailed, Guard: fmt.Sprint(i, "-", j)})
+					o.Observe(cache.Event{Kind: cache.FetchFailed, Guard: fmt.Sprint(i, "-", j)})
 				}
 			})
 		}

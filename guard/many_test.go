@@ -65,7 +65,7 @@ func valuesOf(keys []string) map[string]string {
 }
 
 // one is the origin for a single key.
-func (o *manyOrigin) one(key string) guard.FetchFunc[string] {
+func (o *manyOrigin) one(key string) fetcher {
 	return func(ctx context.Context) (string, error) {
 		m, err := o.fetch(ctx, []string{key})
 		return m[key], err
@@ -438,7 +438,7 @@ func TestPanickingFetchOfManyFailsItsKeys(t *testing.T) {
 
 type panicsAt struct{ on cache.EventKind }
 
-func (p panicsAt) Observe(e guard.Event) {
+func (p panicsAt) Observe(e cache.Event) {
 	if e.Kind == p.on && e.Key == "b" {
 		panic("observer")
 	}
@@ -907,7 +907,7 @@ func TestNearValuesOfASlowBatchEndInTime(t *testing.T) {
 func TestKeyAskedForTwiceHasOneOutcome(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		s := tap.New(w.open())
-		g := w.guard(s, policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
+		g := w.guard(s, policy(func(p *guard.Policy) { p.FailClosed = true }))
 		time.Sleep(time.Second)
 		getMany(w, g, []string{"a"}, (&manyOrigin{}).fetch)
 		first := true
@@ -1025,7 +1025,7 @@ func TestBatchTakesOverKeysOfDeadHolders(t *testing.T) {
 func TestBatchWithRedisAwayIsOneUnguardedFetch(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.MaxUnguarded = 1 }))[0]
-		closed := w.guard(w.open(), policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }))
+		closed := w.guard(w.open(), policy(func(p *guard.Policy) { p.FailClosed = true }))
 		time.Sleep(time.Second)
 		must(w, w.server.Stop())
 		o := &manyOrigin{takes: time.Second}

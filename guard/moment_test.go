@@ -14,7 +14,7 @@ import (
 )
 
 // asking starts a Get of k. It returns when the Get waits, with the channel of its answer.
-func asking(g *guard.Guard[string], fetch guard.FetchFunc[string]) <-chan answer {
+func asking(g *guard.Guard[string], fetch fetcher) <-chan answer {
 	got := make(chan answer, 1)
 	go func() { got <- callers([]*guard.Guard[string]{g}, 1, "k", fetch)[0] }()
 	synctest.Wait()

@@ -8,14 +8,15 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
-// A HitObserver is an [Observer] that is also told of each call that is served from the
+// A hitObserver is a cache.Observer that is also told of each call that is served from the
 // store, fresh or stale, with the call's context. Of GetMany and LoadMany it is told the
 // keys that are served stale. It is not told of near hits: to look for a span in a context
 // takes half as long as a near hit (docs/decisions.md).
-type HitObserver interface {
-	Observer
+type hitObserver interface {
+	cache.Observer
 	ObserveHit(ctx context.Context, source Source, age time.Duration)
 }
 
@@ -25,24 +26,24 @@ type reporter struct {
 	hideKeys bool
 	to       []cache.Observer
 	tracer   cache.Tracer // nil: none
-	hits     HitObserver  // nil: none
+	hits     hitObserver  // nil: none
 	counters
 }
 
 func (r *reporter) init(name string, p *Policy) {
-	r.guard, r.hideKeys, r.to = name, p.HideKeys, cache.EachObserver(p.Observer)
+	r.guard, r.hideKeys, r.to = name, p.HideKeys, telemetry.Each(p.Observer)
 	for _, o := range r.to {
 		if t, ok := o.(cache.Tracer); ok && r.tracer == nil {
 			r.tracer = t
 		}
-		if h, ok := o.(HitObserver); ok && r.hits == nil {
+		if h, ok := o.(hitObserver); ok && r.hits == nil {
 			r.hits = h
 		}
 	}
 }
 
 // report counts an event and tells the observers.
-func (r *reporter) report(ctx context.Context, kind cache.EventKind, ev Event) {
+func (r *reporter) report(ctx context.Context, kind cache.EventKind, ev cache.Event) {
 	r.event(kind)
 	if len(r.to) == 0 {
 		return
@@ -57,7 +58,7 @@ func (r *reporter) report(ctx context.Context, kind cache.EventKind, ev Event) {
 	}
 }
 
-func (r *reporter) complete(kind cache.EventKind, ev Event) Event {
+func (r *reporter) complete(kind cache.EventKind, ev cache.Event) cache.Event {
 	ev.Kind, ev.Guard = kind, r.guard
 	if r.hideKeys {
 		ev.Key = ""
@@ -102,8 +103,8 @@ func (e *engine) startFetch(ctx context.Context, fills []*fill) (context.Context
 }
 
 // event is one about the fetch of the fill's key.
-func (r *fill) event() Event {
-	ev := Event{Key: r.key, Attempt: r.attempt, Trigger: r.trigger}
+func (r *fill) event() cache.Event {
+	ev := cache.Event{Key: r.key, Attempt: r.attempt, Trigger: r.trigger}
 	if r.lease != nil {
 		ev.TakenOver = r.lease.TakenOver
 		ev.Token = cache.Token(r.token)
@@ -115,16 +116,16 @@ func (r *fill) event() Event {
 func (r *fill) outcome() string {
 	switch endOfFetch(r.err) {
 	case cache.FetchNotFound:
-		return cache.OutcomeNotFound
+		return telemetry.OutcomeNotFound
 	case cache.FetchNotModified:
-		return cache.OutcomeNotModified
+		return telemetry.OutcomeNotModified
 	case cache.FetchFailed:
-		return cache.OutcomeError
+		return telemetry.OutcomeError
 	}
 	if r.private {
-		return cache.OutcomePrivate
+		return telemetry.OutcomePrivate
 	}
-	return cache.OutcomeValue
+	return telemetry.OutcomeValue
 }
 
 // triggerFor is why a flight of that kind fetches. rd is the entry that is to be
@@ -132,13 +133,13 @@ func (r *fill) outcome() string {
 func triggerFor(kind flightKind, rd *read) string {
 	switch {
 	case kind == forced:
-		return cache.TriggerRefresh
+		return telemetry.TriggerRefresh
 	case kind != background:
-		return cache.TriggerMiss
+		return telemetry.TriggerMiss
 	case rd.found() != nil && rd.reading.Fresh():
-		return cache.TriggerEarly
+		return telemetry.TriggerEarly
 	}
-	return cache.TriggerStale
+	return telemetry.TriggerStale
 }
 
 // labelled marks the goroutine of a fetch in profiles: stampede.guard is its guard.
@@ -158,7 +159,7 @@ func (c *call) reportWaits(all []*want) {
 		if w.f == nil || w.out.turn != nil {
 			continue
 		}
-		ev := Event{Key: w.key, Duration: took, Outcome: c.waitOutcome(w), Err: w.out.err, Trace: w.f.knownTrace(), Count: count}
+		ev := cache.Event{Key: w.key, Duration: took, Outcome: c.waitOutcome(w), Err: w.out.err, Trace: w.f.knownTrace(), Count: count}
 		if ev.Outcome == "" {
 			continue
 		}
@@ -172,17 +173,17 @@ func (c *call) reportWaits(all []*want) {
 func (c *call) waitOutcome(w *want) string {
 	switch {
 	case w.owned() && w.f.waiting.Load():
-		return cache.OutcomeTakeover
+		return telemetry.OutcomeTakeover
 	case w.owned():
 		return ""
 	case c.ctx.Err() != nil:
-		return cache.OutcomeCanceled
+		return telemetry.OutcomeCanceled
 	case w.out.late(), c.softOver && w.out.source == Stale:
-		return cache.OutcomeTimeout
+		return telemetry.OutcomeTimeout
 	case w.out.err != nil && !errors.Is(w.out.err, ErrNotFound):
-		return cache.OutcomeFailure
+		return telemetry.OutcomeFailure
 	}
-	return cache.OutcomeValue
+	return telemetry.OutcomeValue
 }
 
 // age is that of the outcome's entry.
@@ -197,69 +198,22 @@ func (o *outcome) age() time.Duration {
 func staleReason(err error) string {
 	switch {
 	case errors.Is(err, ErrUnavailable):
-		return cache.ReasonAway
+		return telemetry.ReasonAway
 	case errors.Is(err, errSoftTimeout), errors.Is(err, ErrWaitTimeout), errors.Is(err, ErrFetchTimeout):
-		return cache.ReasonTimeout
+		return telemetry.ReasonTimeout
 	}
-	return cache.ReasonError
+	return telemetry.ReasonError
 }
 
 // refusalReason is why an entry was not stored.
 func refusalReason(err error) string {
 	switch {
 	case err == nil:
-		return cache.ReasonLeaseGone
+		return telemetry.ReasonLeaseGone
 	case errors.Is(err, store.ErrInvalidated):
-		return cache.ReasonTag
+		return telemetry.ReasonTag
 	case errors.Is(err, store.ErrRefused):
-		return cache.ReasonStore
+		return telemetry.ReasonStore
 	}
-	return cache.ReasonNoAnswer
-}
-
-// ErrorType returns the class of an error that a guard returned, from a short and fixed
-// list: for metrics, whose labels must not be error texts. It is empty for nil, and
-// "other" for an error of the fetch that no guard knows.
-func ErrorType(err error) string {
-	var exhausted *ExhaustedError
-	var panicked *PanicError
-	var remote *RemoteError
-	if err == nil {
-		return ""
-	}
-	for _, class := range []struct {
-		is   error
-		name string
-	}{
-		{ErrNotFound, "not_found"},
-		{ErrFetchTimeout, "fetch_timeout"},
-		{ErrWaitTimeout, "wait_timeout"},
-		{ErrQuarantined, "quarantined"},
-		{ErrUnavailable, "unavailable"},
-		{store.ErrUnavailable, "unavailable"},
-		{store.ErrRefused, "refused"},
-		{store.ErrInvalidated, "invalidated"},
-		{store.ErrDamaged, "damaged"},
-		{ErrClosed, "closed"},
-		{store.ErrClosed, "closed"},
-		{ErrReentrant, "reentrant"},
-		{ErrGoexit, "goexit"},
-		{ErrTooLarge, "too_large"},
-		{errNotWanted, "unwanted"},
-		{context.Canceled, "canceled"},
-		{context.DeadlineExceeded, "deadline_exceeded"},
-	} {
-		if errors.Is(err, class.is) {
-			return class.name
-		}
-	}
-	switch {
-	case errors.As(err, &exhausted):
-		return "budget_exhausted"
-	case errors.As(err, &panicked):
-		return "panic"
-	case errors.As(err, &remote):
-		return "remote"
-	}
-	return "other"
+	return telemetry.ReasonNoAnswer
 }

@@ -13,9 +13,15 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 type requestKey struct{}
+
+type attachment struct {
+	name string
+	self any
+}
 
 // A witness keeps the events of a guard with the request of their context. It makes a
 // span of each fetch.
@@ -25,7 +31,7 @@ type witness struct {
 	requests []any
 	trace    cache.TraceContext
 	ended    []cache.Event
-	attached []cache.Component
+	attached []attachment
 	detached int
 	hits     []guard.Source
 }
@@ -47,8 +53,8 @@ func (o *witness) StartFetch(ctx context.Context, _ cache.Event) (context.Contex
 	}
 }
 
-func (o *witness) Attach(c cache.Component) func() {
-	o.attached = append(o.attached, c)
+func (o *witness) Attach(name string, component any) func() {
+	o.attached = append(o.attached, attachment{name, component})
 	return func() { o.detached++ }
 }
 
@@ -99,7 +105,7 @@ func TestFetchEventsTellTriggerAndOutcome(t *testing.T) {
 	inMemory(t, func(w *world) {
 		o := &witness{}
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.Observer, p.Stale, p.Negative = o, time.Hour, guard.Off }))[0]
-		answer := func(v string, err error) guard.FetchFunc[string] {
+		answer := func(v string, err error) fetcher {
 			return func(context.Context) (string, error) { return v, err }
 		}
 		private := func(_ context.Context, f *guard.Fill[string]) (string, error) {
@@ -115,10 +121,10 @@ func TestFetchEventsTellTriggerAndOutcome(t *testing.T) {
 		_, _ = g.Load(w.Context(), "own", private)
 		want := map[cache.EventKind][][2]string{
 			cache.FetchDone: {
-				{cache.TriggerMiss, cache.OutcomeValue}, {cache.TriggerRefresh, cache.OutcomeValue}, {cache.TriggerMiss, cache.OutcomePrivate},
+				{telemetry.TriggerMiss, telemetry.OutcomeValue}, {telemetry.TriggerRefresh, telemetry.OutcomeValue}, {telemetry.TriggerMiss, telemetry.OutcomePrivate},
 			},
-			cache.FetchFailed:   {{cache.TriggerStale, cache.OutcomeError}},
-			cache.FetchNotFound: {{cache.TriggerMiss, cache.OutcomeNotFound}},
+			cache.FetchFailed:   {{telemetry.TriggerStale, telemetry.OutcomeError}},
+			cache.FetchNotFound: {{telemetry.TriggerMiss, telemetry.OutcomeNotFound}},
 		}
 		for kind, want := range want {
 			var got [][2]string
@@ -133,7 +139,7 @@ func TestFetchEventsTellTriggerAndOutcome(t *testing.T) {
 		if len(o.ended) != 5 {
 			w.Errorf("%d spans of fetches ended, want 5", len(o.ended))
 		}
-		if events, _ := o.of(cache.StaleServed); len(events) != 1 || events[0].Reason != cache.ReasonRefreshing {
+		if events, _ := o.of(cache.StaleServed); len(events) != 1 || events[0].Reason != telemetry.ReasonRefreshing {
 			w.Errorf("stale values served: %+v, want one, refreshing", events)
 		}
 	})
@@ -141,7 +147,7 @@ func TestFetchEventsTellTriggerAndOutcome(t *testing.T) {
 
 func TestWaitersLearnTheFetchsTraceContext(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		trace := cache.NewTraceContext([16]byte{1}, [8]byte{2}, 1)
+		trace := cache.TraceContext{0: 1, 16: 2, 24: 1}
 		leader, waiter := &witness{trace: trace}, &witness{}
 		a := w.guard(w.open(), policy(func(p *guard.Policy) { p.Observer = leader }))
 		b := w.guard(w.open(), policy(func(p *guard.Policy) { p.Observer = waiter }))
@@ -174,7 +180,7 @@ func TestWaitersLearnTheFetchsTraceContext(t *testing.T) {
 		for name, o := range map[string]*witness{"the leader's process": leader, "the other process": waiter} {
 			events, _ := o.of(cache.CallWaited)
 			if len(events) != 2 || events[0].Trace != trace || events[1].Trace != trace ||
-				events[0].Outcome != cache.OutcomeValue || events[1].Outcome != cache.OutcomeFailure || events[0].Duration < time.Second {
+				events[0].Outcome != telemetry.OutcomeValue || events[1].Outcome != telemetry.OutcomeFailure || events[0].Duration < time.Second {
 				w.Errorf("waits in %s: %+v, want a value and a failure, of %v", name, events, trace)
 			}
 		}
@@ -220,8 +226,8 @@ func TestLogHasTheRequestsContext(t *testing.T) {
 func TestObserversLearnOfGuards(t *testing.T) {
 	inMemory(t, func(w *world) {
 		o := &witness{}
-		g := w.guard(w.open(), policy(func(p *guard.Policy) { p.Observer = guard.Observers(guard.LogObserver(nil), o) }))
-		if len(o.attached) != 1 || o.attached[0].Kind != cache.GuardComponent || o.attached[0].Name != "g" || o.attached[0].Self != any(g) {
+		g := w.guard(w.open(), policy(func(p *guard.Policy) { p.Observer = cache.Observers(guard.LogObserver(nil), o) }))
+		if len(o.attached) != 1 || o.attached[0].name != "g" || o.attached[0].self != any(g) {
 			w.Fatalf("attached %+v, want the guard", o.attached)
 		}
 		_ = g.Close()

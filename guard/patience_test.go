@@ -98,7 +98,9 @@ func TestAnotherGuardsErrorIsTheFetchs(t *testing.T) {
 					}
 				}
 				o.fetched(w, 1)
-				if s := fleet[0].Stats().Errors; s != (guard.ErrorStats{Fetch: 10}) {
+				var want guard.Stats
+				want.Errors.Fetch = 10
+				if s := fleet[0].Stats().Errors; s != want.Errors {
 					w.Errorf("%v: %+v", err, s)
 				}
 			})
@@ -158,7 +160,9 @@ func TestWaitTimeoutBoundsTheWaitForATurn(t *testing.T) {
 				w.Errorf("%v after %v", err, time.Since(start))
 			}
 		}
-		if s := fleet[1].Stats(); s.Errors != (guard.ErrorStats{WaitTimeout: 3}) {
+		var want guard.Stats
+		want.Errors.WaitTimeout = 3
+		if s := fleet[1].Stats(); s.Errors != want.Errors {
 			w.Errorf("%+v", s.Errors)
 		}
 		time.Sleep(20 * time.Second)
@@ -359,7 +363,7 @@ func TestStaleOnSaysWhichErrorsAreMasked(t *testing.T) {
 		}))[0]
 		get(w, g, "k", (&origin{}).fetch)
 		time.Sleep(2 * time.Second)
-		fails := func(err error) guard.FetchFunc[string] {
+		fails := func(err error) fetcher {
 			return func(context.Context) (string, error) { return "", err }
 		}
 		if v, err := g.Get(context.Background(), "k", fails(down)); v != "v1" || err != nil {

@@ -83,7 +83,7 @@ func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, err
 	if err != nil {
 		var exhausted *ExhaustedError
 		if errors.As(err, &exhausted) {
-			y.events.report(ctx, cache.BudgetExhausted, Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: exhausted.RetryAfter, Err: err})
+			y.events.report(ctx, cache.BudgetExhausted, cache.Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: exhausted.RetryAfter, Err: err})
 		}
 		return payment{}, err
 	}
@@ -91,7 +91,7 @@ func (y *payer) spend(ctx context.Context, key string, s Spending) (payment, err
 	used := false
 	defer p.refundUnless(&used)
 	if p.waited {
-		y.events.report(ctx, cache.BudgetWaited, Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: waited})
+		y.events.report(ctx, cache.BudgetWaited, cache.Event{Budget: y.name, Priority: s.Priority.String(), Key: key, Duration: waited})
 	}
 	used = true
 	return p, nil
@@ -114,7 +114,7 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 			end.out = &outcome{err: why, moment: end.start}
 		}
 		if t.lease != nil && !end.back.Failed {
-			e.events.report(l.ctx, cache.LeaseReleased, Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
+			e.events.report(l.ctx, cache.LeaseReleased, cache.Event{Key: t.f.key, Token: cache.Token(t.lease.Token)})
 		}
 		ends[i] = end
 	}

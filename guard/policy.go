@@ -19,19 +19,6 @@ import (
 // [Reserve.MaxBytes], [Fill.StaleFor].
 const Off = -1
 
-// WhenUnavailable selects the behaviour of a guard while Redis is away.
-type WhenUnavailable byte
-
-const (
-	// FailOpen lets each process fetch for itself. Callers of one key in a process share a
-	// fetch, at most Policy.MaxUnguarded fetches run at once, and fetched values are not
-	// stored. Callers that wait for another process's fetch wait until its lease must be
-	// over, Policy.Lease at most.
-	FailOpen WhenUnavailable = iota
-	// FailClosed returns ErrUnavailable.
-	FailClosed
-)
-
 // OnWaitTimeout selects the result of a call that has waited for Policy.WaitTimeout.
 type OnWaitTimeout byte
 
@@ -156,11 +143,15 @@ type Policy struct {
 	// while Redis is away. At least 10 ms. Default 5 s.
 	Lease time.Duration
 
-	// WhenUnavailable selects the behaviour while Redis is away. Default FailOpen.
-	WhenUnavailable WhenUnavailable
+	// FailClosed makes calls return ErrUnavailable while Redis is away. Without it each process
+	// serves its reserve, and fetches for itself: callers of one key in a process share a
+	// fetch, at most MaxUnguarded fetches run at once, and fetched values are not stored.
+	// Callers that wait for another process's fetch wait until its lease must be over, Lease at
+	// most.
+	FailClosed bool
 
 	// MaxUnguarded bounds the fetches of this process that run at once without a lease:
-	// while Redis is away (FailOpen), and for StaleOrFetch. Others queue while a caller waits
+	// while Redis is away, and for StaleOrFetch. Others queue while a caller waits
 	// for them. Default 32.
 	MaxUnguarded int
 
@@ -201,8 +192,8 @@ type Policy struct {
 	// stored. Default 16 MiB.
 	MaxBytes int
 
-	// Codec encodes values. New asks a codec that is a [cache.TypeChecker] whether it can
-	// store the guard's values. Default: []byte and string as they are, all others as
+	// Codec encodes values. New asks a codec with a method CheckType(reflect.Type) error
+	// whether it can store the guard's values. Default: []byte and string as they are, all others as
 	// MessagePack.
 	Codec cache.Codec
 
@@ -212,8 +203,10 @@ type Policy struct {
 
 	// Reporting.
 
-	// Observer receives the guard's events. Default none. See [LogObserver].
-	Observer Observer
+	// Observer receives the guard's events. Default none. See [LogObserver]. If it also has a
+	// method ObserveHit(ctx context.Context, source Source, age time.Duration), it is told of
+	// each call that is served from the store.
+	Observer cache.Observer
 
 	// HideKeys keeps keys out of events and error texts.
 	HideKeys bool
@@ -301,9 +294,6 @@ func (p Policy) validate() error {
 	}
 	if p.OnWaitTimeout > StaleOrFetch {
 		bad("OnWaitTimeout is %d, must be StaleOrError, ErrorAlways or StaleOrFetch", p.OnWaitTimeout)
-	}
-	if p.WhenUnavailable > FailClosed {
-		bad("WhenUnavailable is %d, must be FailOpen or FailClosed", p.WhenUnavailable)
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Errors)) {
 		if name == "" || strings.HasPrefix(name, reservedPrefix) {

@@ -46,7 +46,7 @@ func (f *flight) heed(a *store.Answer) *outcome {
 	case store.Paused:
 		err := decodeFailure(a.Failure, &f.e.policy)
 		err.RetryAfter = a.TTL
-		f.e.events.report(f.by.ctx, cache.KeyPaused, Event{Key: f.key, Duration: a.TTL, Err: err})
+		f.e.events.report(f.by.ctx, cache.KeyPaused, cache.Event{Key: f.key, Duration: a.TTL, Err: err})
 		return &outcome{err: err, moment: f.moment}
 	case store.Quarantined:
 		return f.quarantined(a.TTL)
@@ -85,7 +85,7 @@ func (f *flight) quarantined(left time.Duration) *outcome {
 		_ = sleep(f.by.ctx, secondLook)
 		return nil
 	}
-	f.e.events.report(f.by.ctx, cache.KeyQuarantined, Event{Key: f.key, Duration: left})
+	f.e.events.report(f.by.ctx, cache.KeyQuarantined, cache.Event{Key: f.key, Duration: left})
 	return &outcome{
 		err: fmt.Errorf("%w: %d processes died fetching %s; lifted in %v, or by Reset or Set",
 			ErrQuarantined, f.e.policy.MaxAttempts, f.e.events.quote(f.key), left),
@@ -102,7 +102,7 @@ func (f *flight) held(a *store.Answer) {
 		holder := a.Holder
 		f.holder.Store(&holder)
 		f.unwatched = time.Time{}
-		f.e.events.report(f.by.ctx, cache.LeaseHeld, Event{Key: f.key, Token: cache.Token(a.Holder), Duration: a.TTL})
+		f.e.events.report(f.by.ctx, cache.LeaseHeld, cache.Event{Key: f.key, Token: cache.Token(a.Holder), Duration: a.TTL})
 	}
 	f.request.LastHeld = a.Holder
 	switch {
@@ -127,7 +127,7 @@ func (f *flight) wait(ctx context.Context, left time.Duration) *outcome {
 	if f.watch == nil {
 		f.waitSince = time.Now()
 		f.waiting.Store(true)
-		f.e.events.report(f.by.ctx, cache.WaitBegan, Event{Key: f.key, Token: cache.Token(f.request.LastHeld)})
+		f.e.events.report(f.by.ctx, cache.WaitBegan, cache.Event{Key: f.key, Token: cache.Token(f.request.LastHeld)})
 		f.watch = f.e.store.Watch(f.e.storeKey(f.key))
 	}
 	// A quarter of jitter, so that the waiters of a fleet do not look in step.

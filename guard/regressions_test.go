@@ -77,7 +77,7 @@ func TestErrorThatPanicsLeavesTheKeyUsable(t *testing.T) {
 
 type panicky struct{ on cache.EventKind }
 
-func (p panicky) Observe(e guard.Event) {
+func (p panicky) Observe(e cache.Event) {
 	if e.Kind == p.on {
 		panic("observer")
 	}
@@ -122,18 +122,18 @@ func TestNestedStaleOrFetchTakesNoSecondSlot(t *testing.T) {
 		go getMany(w, fleet[0], keysFrom(0, 4), slow.fetch)
 		time.Sleep(100 * time.Millisecond)
 		g, o := fleet[1], &manyOrigin{}
-		one := func(ctx context.Context, key string, fetch guard.FetchFunc[string]) error {
+		one := func(ctx context.Context, key string, fetch fetcher) error {
 			_, err := g.Get(ctx, key, fetch)
 			return err
 		}
-		many := func(ctx context.Context, key string, fetch guard.FetchFunc[string]) error {
+		many := func(ctx context.Context, key string, fetch fetcher) error {
 			_, err := g.GetMany(ctx, []string{key}, func(ctx context.Context, _ []string) (map[string]string, error) {
 				v, err := fetch(ctx)
 				return map[string]string{key: v}, err
 			})
 			return err
 		}
-		for i, get := range []func(context.Context, string, guard.FetchFunc[string]) error{one, many} {
+		for i, get := range []func(context.Context, string, fetcher) error{one, many} {
 			outer, inner := fmt.Sprint("k", 2*i), fmt.Sprint("k", 2*i+1)
 			start := time.Now()
 			err := get(context.Background(), outer, func(ctx context.Context) (string, error) {

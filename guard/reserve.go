@@ -387,7 +387,7 @@ func (e *engine) usesReserve(why error) {
 	}
 	if !s.inUse.Load() && s.inUse.CompareAndSwap(false, true) {
 		s.entered.Store(now)
-		e.events.report(e.ctx, cache.ReserveEntered, Event{Err: why})
+		e.events.report(e.ctx, cache.ReserveEntered, cache.Event{Err: why})
 	}
 }
 
@@ -412,7 +412,7 @@ func (e *engine) answered() {
 	}
 	now := int64(time.Since(s.began))
 	if time.Duration(now-s.lastUsed.Load()) > reserveIdle && s.inUse.CompareAndSwap(true, false) {
-		e.events.report(e.ctx, cache.ReserveLeft, Event{Duration: time.Duration(now - s.entered.Load())})
+		e.events.report(e.ctx, cache.ReserveLeft, cache.Event{Duration: time.Duration(now - s.entered.Load())})
 	}
 }
 

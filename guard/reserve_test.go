@@ -254,7 +254,7 @@ func TestHeardChangeRemovesTheReserveValue(t *testing.T) {
 func TestGuardWithoutReserveFetches(t *testing.T) {
 	for name, change := range map[string]func(p *guard.Policy){
 		"off":         func(p *guard.Policy) { p.Reserve.MaxBytes = guard.Off },
-		"fail closed": func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed },
+		"fail closed": func(p *guard.Policy) { p.FailClosed = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			away(t, policy(change), func(w *world, n *network, g *guard.Guard[string]) {

@@ -104,7 +104,7 @@ func TestFailoverCostsAtMostOneMoreFetch(t *testing.T) {
 // seconds, and the subscription with it: leases are granted again all the same.
 func TestLeasesAreGrantedSoonAfterAForcedFailover(t *testing.T) {
 	sentinel := redistest.RunSentinel(t, redistest.SentinelConfig{})
-	p := policy(func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed })
+	p := policy(func(p *guard.Policy) { p.FailClosed = true })
 	g := onClient(t, sentinel.Client(), p)
 	fetch := func(context.Context) (string, error) { return "v", nil }
 	get(&world{T: t}, g, "before", fetch)

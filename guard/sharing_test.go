@@ -244,7 +244,7 @@ func TestGoexitInAFetchIsAnError(t *testing.T) {
 // exitsAt is an Observer that ends the goroutine which reports events of a kind.
 type exitsAt struct{ kind cache.EventKind }
 
-func (o exitsAt) Observe(ev guard.Event) {
+func (o exitsAt) Observe(ev cache.Event) {
 	if ev.Kind == o.kind {
 		runtime.Goexit()
 	}

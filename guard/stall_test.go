@@ -166,7 +166,7 @@ func TestWaiterInSilenceHeedsARelease(t *testing.T) {
 
 func TestFailClosedDoesNotOutwaitASilence(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g, s := heldElsewhere(w, policy(patient, func(p *guard.Policy) { p.WhenUnavailable = guard.FailClosed }), "k")
+		g, s := heldElsewhere(w, policy(patient, func(p *guard.Policy) { p.FailClosed = true }), "k")
 		done := make(chan error)
 		go func() {
 			_, err := g.Get(ctx, "k", never)

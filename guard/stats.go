@@ -24,7 +24,15 @@ type Stats struct {
 	Fetching int // fetches under way now, in this process; one for several keys counts once
 	Waiting  int // calls that wait for a fetch now, their own or another's; each key counts
 
-	Leases LeaseStats
+	Leases struct { // answers of the store to requests for a lease
+		Granted     uint64
+		TakenOver   uint64 // granted, from a holder that died
+		Held        uint64 // by another flight; counted each time a waiter asks
+		Entry       uint64 // an entry was stored meanwhile
+		Failed      uint64 // the fetch that the flight waited for has failed
+		Paused      uint64
+		Quarantined uint64
+	}
 
 	Fetches      uint64 // fetches begun in this process
 	FetchErrors  uint64 // those of them that failed
@@ -41,7 +49,11 @@ type Stats struct {
 	Unread       uint64 // flights that asked for the lease without reading first, in a row of misses
 	Misled       uint64 // those of them that found the key stored
 
-	Errors ErrorStats
+	Errors struct { // of calls
+		NotFound, Fetch, Remote, Panic, FetchTimeout, WaitTimeout uint64
+		Quarantined, Unavailable, Closed, Context, Other          uint64
+		Exhausted                                                 uint64
+	}
 
 	BudgetWaits   uint64      // fetches that waited for their budget
 	BudgetRefused uint64      // fetches that were not made, for want of a budget
@@ -61,24 +73,6 @@ type Stats struct {
 
 	// InFlight lists the flights that are under way.
 	InFlight []Flight
-}
-
-// LeaseStats counts the answers of the store to requests for a lease.
-type LeaseStats struct {
-	Granted     uint64
-	TakenOver   uint64 // granted, from a holder that died
-	Held        uint64 // by another flight; counted each time a waiter asks
-	Entry       uint64 // an entry was stored meanwhile
-	Failed      uint64 // the fetch that the flight waited for has failed
-	Paused      uint64
-	Quarantined uint64
-}
-
-// ErrorStats counts the errors of calls.
-type ErrorStats struct {
-	NotFound, Fetch, Remote, Panic, FetchTimeout, WaitTimeout uint64
-	Quarantined, Unavailable, Closed, Context, Other          uint64
-	Exhausted                                                 uint64
 }
 
 // A Flight is one key that this process fetches, refreshes or waits for.
@@ -101,22 +95,18 @@ func statsOf(e *engine) Stats {
 		Unguarded: c.unguarded.Load(), FillsRefused: c.fillsRefused.Load(), Invalidated: c.invalidated.Load(), TooLarge: c.tooLarge.Load(),
 		LeasesLost: c.leasesLost.Load(), Takeovers: c.takeovers.Load(), Damaged: c.damaged.Load(),
 		Unread: c.unread.Load(), Misled: c.misled.Load(),
-		Errors: ErrorStats{
-			NotFound: c.errNotFound.Load(), Fetch: c.errFetch.Load(), Remote: c.errRemote.Load(), Panic: c.errPanic.Load(),
-			FetchTimeout: c.errFetchTimeout.Load(), WaitTimeout: c.errWaitTimeout.Load(), Quarantined: c.errQuarantined.Load(),
-			Unavailable: c.errUnavailable.Load(), Closed: c.errClosed.Load(), Context: c.errContext.Load(), Other: c.errOther.Load(),
-			Exhausted: c.errExhausted.Load(),
-		},
 		BudgetWaits: c.budgetWaits.Load(), BudgetRefused: c.budgetRefused.Load(),
 	}
 	s.FetchTimeout = e.policy.FetchTimeout
 	s.FetchedUnguarded, s.WaitedUnguarded = c.fetchedUnguarded.Load(), c.waitedUnguarded.Load()
 	s.Fetching, s.Waiting = int(c.fetching.Load()), int(c.waiting.Load())
-	s.Leases = LeaseStats{
-		Granted: c.leases[store.Granted].Load(), TakenOver: c.takenOver.Load(), Held: c.leases[store.Held].Load(),
-		Entry: c.leases[store.HasEntry].Load(), Failed: c.leases[store.Failed].Load(),
-		Paused: c.leases[store.Paused].Load(), Quarantined: c.leases[store.Quarantined].Load(),
-	}
+	s.Leases.Granted, s.Leases.TakenOver, s.Leases.Held = c.leases[store.Granted].Load(), c.takenOver.Load(), c.leases[store.Held].Load()
+	s.Leases.Entry, s.Leases.Failed, s.Leases.Paused = c.leases[store.HasEntry].Load(), c.leases[store.Failed].Load(), c.leases[store.Paused].Load()
+	s.Leases.Quarantined = c.leases[store.Quarantined].Load()
+	s.Errors.NotFound, s.Errors.Fetch, s.Errors.Remote = c.errNotFound.Load(), c.errFetch.Load(), c.errRemote.Load()
+	s.Errors.Panic, s.Errors.FetchTimeout, s.Errors.WaitTimeout = c.errPanic.Load(), c.errFetchTimeout.Load(), c.errWaitTimeout.Load()
+	s.Errors.Quarantined, s.Errors.Unavailable, s.Errors.Closed = c.errQuarantined.Load(), c.errUnavailable.Load(), c.errClosed.Load()
+	s.Errors.Context, s.Errors.Other, s.Errors.Exhausted = c.errContext.Load(), c.errOther.Load(), c.errExhausted.Load()
 	if e.policy.Budget != nil {
 		s.Budget = e.policy.Budget.Known()
 	}

@@ -147,9 +147,12 @@ type answer struct {
 	took  time.Duration
 }
 
+// A fetcher is the fetch of a Get.
+type fetcher = func(context.Context) (string, error)
+
 // callers lets n callers of each guard ask for the key at once and waits for
 // all of them.
-func callers(guards []*guard.Guard[string], n int, key string, fetch guard.FetchFunc[string]) []answer {
+func callers(guards []*guard.Guard[string], n int, key string, fetch fetcher) []answer {
 	answers := make([]answer, n*len(guards))
 	var wg sync.WaitGroup
 	for i := range answers {
@@ -174,7 +177,7 @@ func must(w *world, err error) {
 }
 
 // get asks for a key and fails the test on an error.
-func get(w *world, g *guard.Guard[string], key string, fetch guard.FetchFunc[string]) string {
+func get(w *world, g *guard.Guard[string], key string, fetch fetcher) string {
 	w.Helper()
 	v, err := g.Get(context.Background(), key, fetch)
 	must(w, err)
@@ -190,10 +193,10 @@ func neverTold(ctx context.Context, _ *guard.Fill[string]) (string, error) { ret
 // recorder keeps the events it is told.
 type recorder struct {
 	mu     sync.Mutex
-	events []guard.Event
+	events []cache.Event
 }
 
-func (r *recorder) Observe(e guard.Event) {
+func (r *recorder) Observe(e cache.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.events = append(r.events, e)

@@ -144,65 +144,65 @@ func TestDeleteTagHidesEarlierFetchesFromLaterCallers(t *testing.T) {
 		policy []func(*guard.Policy)
 		// run has old values fetched until it returns, with tag t on them, and deletes
 		// the tag once they are; who calls Get then must not be given any.
-		run func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string])
+		run func(w *world, fleet []*guard.Guard[string], old fetcher)
 	}{
-		{"stored", nil, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"stored", nil, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[1], "k", old)
 			get(w, fleet[0], "k", never) // so that it knows of the tags
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"stored, stale", []func(*guard.Policy){stale}, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"stored, stale", []func(*guard.Policy){stale}, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[0], "k", old)
 			time.Sleep(2 * time.Minute)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"Set", nil, func(w *world, fleet []*guard.Guard[string], _ guard.FetchFunc[string]) {
+		{"Set", nil, func(w *world, fleet []*guard.Guard[string], _ fetcher) {
 			must(w, fleet[1].Set(ctx, "k", "old"))
 			must(w, fleet[0].DeleteTag(ctx, "t"))
 		}},
-		{"being fetched here", nil, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"being fetched here", nil, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			go func() { _, _ = fleet[0].Get(ctx, "k", old) }()
 			time.Sleep(5 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"being fetched in another process", nil, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"being fetched in another process", nil, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			go func() { _, _ = fleet[1].Get(ctx, "k", old) }()
 			time.Sleep(5 * time.Second)
 			must(w, fleet[0].DeleteTag(ctx, "t"))
 		}},
-		{"being fetched in another process, and waited for", nil, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"being fetched in another process, and waited for", nil, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			go func() { _, _ = fleet[1].Get(ctx, "k", old) }()
 			time.Sleep(time.Second)
 			go func() { _, _ = fleet[0].Get(ctx, "k", old) }()
 			time.Sleep(4 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"being refreshed in the background", []func(*guard.Policy){stale}, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"being refreshed in the background", []func(*guard.Policy){stale}, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[0], "k", old)
 			time.Sleep(2 * time.Minute)
 			get(w, fleet[0], "k", old)
 			time.Sleep(5 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"being refreshed early", nil, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"being refreshed early", nil, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[0], "k", old)
 			time.Sleep(58 * time.Second)
 			get(w, fleet[0], "k", old)
 			time.Sleep(5 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"being fetched by Refresh", nil, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"being fetched by Refresh", nil, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[0], "k", old)
 			go func() { _, _ = fleet[0].Get(ctx, "k", old, guard.MaxAge(0)) }()
 			time.Sleep(5 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"too large to be stored", []func(*guard.Policy){func(p *guard.Policy) { p.MaxBytes = 2 }}, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"too large to be stored", []func(*guard.Policy){func(p *guard.Policy) { p.MaxBytes = 2 }}, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			go func() { _, _ = fleet[0].Get(ctx, "k", old) }()
 			time.Sleep(5 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"kept for errors", []func(*guard.Policy){func(p *guard.Policy) { p.StaleIfError = time.Hour }}, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"kept for errors", []func(*guard.Policy){func(p *guard.Policy) { p.StaleIfError = time.Hour }}, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[0], "k", old)
 			time.Sleep(2 * time.Minute)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
@@ -211,19 +211,19 @@ func TestDeleteTagHidesEarlierFetchesFromLaterCallers(t *testing.T) {
 				w.Error("a deleted value stood in for an error")
 			}
 		}},
-		{"kept for slow fetches", []func(*guard.Policy){func(p *guard.Policy) { p.StaleIfError, p.SoftTimeout = time.Hour, time.Second }}, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"kept for slow fetches", []func(*guard.Policy){func(p *guard.Policy) { p.StaleIfError, p.SoftTimeout = time.Hour, time.Second }}, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[0], "k", old)
 			time.Sleep(2 * time.Minute)
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 		}},
-		{"near, here", []func(*guard.Policy){func(p *guard.Policy) { p.Near.MaxEntries = 10 }}, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"near, here", []func(*guard.Policy){func(p *guard.Policy) { p.Near.MaxEntries = 10 }}, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[0], "k", old)
 			if _, s := source(w, fleet[0], "k"); s != guard.FromNear {
 				w.Errorf("from %v", s)
 			}
 			must(w, fleet[0].DeleteTag(ctx, "t"))
 		}},
-		{"near, told by another process", []func(*guard.Policy){func(p *guard.Policy) { p.Near.MaxEntries = 10 }}, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"near, told by another process", []func(*guard.Policy){func(p *guard.Policy) { p.Near.MaxEntries = 10 }}, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			get(w, fleet[0], "k", old)
 			if _, s := source(w, fleet[0], "k"); s != guard.FromNear {
 				w.Errorf("from %v", s)
@@ -231,7 +231,7 @@ func TestDeleteTagHidesEarlierFetchesFromLaterCallers(t *testing.T) {
 			must(w, fleet[1].DeleteTag(ctx, "t"))
 			synctest.Wait() // for the message
 		}},
-		{"near, fetched meanwhile", []func(*guard.Policy){func(p *guard.Policy) { p.Near.MaxEntries = 10 }}, func(w *world, fleet []*guard.Guard[string], old guard.FetchFunc[string]) {
+		{"near, fetched meanwhile", []func(*guard.Policy){func(p *guard.Policy) { p.Near.MaxEntries = 10 }}, func(w *world, fleet []*guard.Guard[string], old fetcher) {
 			go func() { _, _ = fleet[0].Get(ctx, "k", old) }()
 			time.Sleep(5 * time.Second)
 			must(w, fleet[1].DeleteTag(ctx, "t"))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // A turn is the right to fetch one key: under a lease, or without one, and then the
@@ -18,7 +19,7 @@ type turn struct {
 	source  Source       // of the value, for the caller that fetches
 	leave   func()       // gives back the slot of an unguarded fetch; nil: there is none
 	part    *part
-	ticket  ticket // from before a fetch without a lease
+	ticket  ticket // from before the fetch; of a guard with a reserve
 	start   uint64 // sequence number of the fetch's start
 	dropped atomic.Bool
 	settled bool
@@ -38,7 +39,7 @@ func (t *turn) lost() {
 	e := t.f.e
 	e.flights.supersede(t.f, t.drop)
 	defer func() { _ = recover() }() // of an Observer: it costs the flight nothing
-	e.events.report(t.f.by.ctx, cache.LeaseLost, Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
+	e.events.report(t.f.by.ctx, cache.LeaseLost, cache.Event{Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
 }
 
 func (t *turn) reportGrant() {
@@ -46,7 +47,7 @@ func (t *turn) reportGrant() {
 	if t.lease.TakenOver {
 		kind = cache.LeaseTakenOver
 	}
-	t.f.e.events.report(t.f.by.ctx, kind, Event{Trigger: t.f.trigger, Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
+	t.f.e.events.report(t.f.by.ctx, kind, cache.Event{Trigger: t.f.trigger, Key: t.f.key, Token: cache.Token(t.lease.Token), Attempt: t.lease.Attempt})
 }
 
 // giveBack adds the release of a turn that is not settled.
@@ -115,7 +116,7 @@ func (end *ending) returned(done store.Returned) {
 	if entry == nil {
 		return
 	}
-	ev := Event{Key: f.key, Token: cache.Token(end.t.lease.Token), Size: len(entry.Payload), Err: done.Err}
+	ev := cache.Event{Key: f.key, Token: cache.Token(end.t.lease.Token), Size: len(entry.Payload), Err: done.Err}
 	if !done.OK {
 		ev.Reason = refusalReason(done.Err)
 		f.e.events.report(f.by.ctx, cache.FillRefused, ev)
@@ -133,6 +134,7 @@ func (end *ending) returned(done store.Returned) {
 	}
 	if entry.Kind == store.Value {
 		o.entry = &store.Reading{Entry: *entry, Found: true, Left: entry.TTL}
+		f.e.keepReserved(f.key, end.t.ticket, o) // also of a refresh, or a Turn, that no caller waits for
 	}
 }
 
@@ -144,7 +146,7 @@ func (t *turn) ending(r *fill) ending {
 	switch {
 	case r.err != nil && e.ctx.Err() != nil:
 		if t.lease != nil {
-			e.events.report(f.by.ctx, cache.LeaseReleased, Event{Key: f.key, Token: cache.Token(t.lease.Token)})
+			e.events.report(f.by.ctx, cache.LeaseReleased, cache.Event{Key: f.key, Token: cache.Token(t.lease.Token)})
 		}
 		end.out = closedOutcome()
 		return end
@@ -198,8 +200,8 @@ func (end *ending) store(entry *store.Entry, r *fill, o *outcome) {
 	}
 	p := t.part
 	if p.stampErr != nil || p.stamp == (store.Stamp{}) {
-		e.events.report(t.f.by.ctx, cache.FillRefused, Event{
-			Reason: cache.ReasonTag,
+		e.events.report(t.f.by.ctx, cache.FillRefused, cache.Event{
+			Reason: telemetry.ReasonTag,
 			Key:    t.f.key, Token: cache.Token(t.lease.Token), Size: len(entry.Payload), Err: errors.Join(errNoStamp, p.stampErr),
 		})
 		o.moment = end.start
@@ -245,7 +247,7 @@ func (end *ending) fail(cause error) {
 		return
 	}
 	pause, _ := PauseOf(cause)
-	var answer *RetryAfterError
+	var answer *retryAfterError
 	asked := pause > 0 || errors.As(cause, &answer) // for none, if its pause is zero
 	exhausted := isExhausted(cause)
 	if exhausted {
@@ -272,7 +274,7 @@ func (t *turn) entryOf(r *fill) *store.Entry {
 	}
 	// MaxBytes bounds the encoded value; a compressed one may be smaller or equal.
 	if size := len(r.entry.Payload); size > p.MaxBytes {
-		f.e.events.report(f.by.ctx, cache.FillTooLarge, Event{Key: f.key, Size: size})
+		f.e.events.report(f.by.ctx, cache.FillTooLarge, cache.Event{Key: f.key, Size: size})
 		return &store.Entry{Kind: store.Bypass, Flags: store.FlagTooLarge, TTL: p.Bypass, FreshFor: p.Bypass}
 	}
 	r.entry.FreshFor, r.entry.TTL = lifetime(r, p)

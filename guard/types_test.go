@@ -180,7 +180,7 @@ func TestNilStoresAndBudgetsAreRefused(t *testing.T) {
 
 // calls are all calls of a guard that take a context and, but for the last seven, a
 // fetch.
-func calls(ctx context.Context, g *guard.Guard[string], fetch guard.FetchFunc[string]) map[string]func() error {
+func calls(ctx context.Context, g *guard.Guard[string], fetch fetcher) map[string]func() error {
 	var telling func(context.Context, *guard.Fill[string]) (string, error)
 	var many func(context.Context, []string) (map[string]string, error)
 	if fetch != nil {

@@ -2,12 +2,13 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"time"
+
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // errNotWanted ends a fetch, or the wait before it, that no caller has a use for.
-var errNotWanted = errors.New("guard: no caller waits for the fetch any more")
+var errNotWanted = telemetry.ErrNotWanted
 
 // desertedEvery is the interval at which a wait looks for callers.
 const desertedEvery = 50 * time.Millisecond

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // A Locker grants locks by name. It is safe for concurrent use. Locks are not reentrant: a
@@ -57,7 +58,7 @@ func New(opts Options, backends ...Backend) (*Locker, error) {
 	}
 	rand.Read(l.process[:]) // never fails (crypto/rand since Go 1.24)
 	l.ctx, l.cancel = context.WithCancel(context.Background())
-	l.detach = cache.Attach(opts.Observer, cache.Component{Kind: cache.LockComponent, Self: l})
+	l.detach = telemetry.Attach(opts.Observer, "", l)
 	return l, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Options configure [New]. The zero value of each field means its default. All processes
@@ -83,8 +84,8 @@ func (o *Options) validate() error {
 	if o.TTL < minTTL {
 		bad("TTL is %v, must be at least %v", o.TTL, minTTL)
 	}
-	if o.TTL > cache.MaxTTL {
-		bad("TTL is %v, must be at most %v", o.TTL, cache.MaxTTL)
+	if o.TTL > store.MaxTTL {
+		bad("TTL is %v, must be at most %v", o.TTL, store.MaxTTL)
 	}
 	if o.Wait < 0 {
 		bad("Wait is %v, must not be negative", o.Wait)

@@ -207,7 +207,7 @@ func TestStaleResponseIsValidated(t *testing.T) {
 	})
 }
 
-// Why the handler was asked doesn't hang on what it answers.
+// The reason for a run doesn't depend on its answer.
 func TestStaleResponseIsSaidToBe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, vary := range []string{"", "Accept"} {
@@ -237,7 +237,7 @@ func TestStaleResponseIsSaidToBe(t *testing.T) {
 	})
 }
 
-// pitfall 39: who forbids stale is obeyed, whatever the options say.
+// pitfall 39: a response that forbids stale is obeyed, against the options.
 func TestPitfall39StaleIsForbidden(t *testing.T) {
 	for cc, stale := range map[string]bool{
 		"max-age=1":                            true,
@@ -269,7 +269,7 @@ func TestPitfall39StaleIsForbidden(t *testing.T) {
 	}
 }
 
-// A refresh in the background keeps nobody waiting, however soon its header is
+// A refresh in the background keeps no request waiting, however soon its header is
 // there.
 func TestStaleResponseDoesNotWaitForItsRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -293,7 +293,7 @@ func TestStaleResponseDoesNotWaitForItsRefresh(t *testing.T) {
 	})
 }
 
-// What a 304 says of stored fields goes for them, and the Date of what it renews is
+// The fields of a 304 replace stored ones, and the Date of a renewed page is
 // known from then on.
 func TestRenewedResponseIsStoredAsANewOne(t *testing.T) {
 	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
@@ -398,7 +398,7 @@ func TestStaleIfError(t *testing.T) {
 	}
 }
 
-// A failure is shared with those who wait for it, and with nobody later.
+// A failure is shared with requests that wait for it, and with none later.
 func TestServerErrorsAreSharedWithWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const requests = 50
@@ -513,7 +513,7 @@ func TestCompress(t *testing.T) {
 	s.ran(1)
 }
 
-// A 304 may forbid what was allowed when the page was stored.
+// A 304 may forbid a use that was allowed when the page was stored.
 func TestNotModifiedMayForbidCompression(t *testing.T) {
 	body := strings.Repeat("text ", 1000)
 	for _, says := range []string{"Cache-Control: no-cache, no-transform", "Repr-Digest: sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGfvtqTRcMqMYk=:"} {
@@ -562,7 +562,7 @@ func TestPartsHaveNoDigestOfTheWhole(t *testing.T) {
 	}
 }
 
-// A digest that the handler sent is of what clients get.
+// A digest that the handler sent is of the bytes that clients get.
 func TestResponseWithADigestIsNotCompressed(t *testing.T) {
 	body := strings.Repeat("text ", 1000)
 	s := open(t, middleware.Options{TTL: time.Minute, Compress: true}, func(w http.ResponseWriter, r *http.Request) {
@@ -580,7 +580,7 @@ func TestResponseWithADigestIsNotCompressed(t *testing.T) {
 	}
 }
 
-// Who makes one as the body is written sends it in a trailer.
+// A handler that makes one as it writes sends it in a trailer.
 func TestResponseWithADigestTrailerIsNotCompressed(t *testing.T) {
 	body := strings.Repeat("text ", 1000)
 	s := open(t, middleware.Options{TTL: time.Minute, Compress: true}, func(w http.ResponseWriter, r *http.Request) {
@@ -635,7 +635,7 @@ func TestEventsAndStats(t *testing.T) {
 	}
 }
 
-// A handler that breaks off has given no proper response, whoever it ran for.
+// A handler that breaks off has given no proper response to any client.
 func TestBrokenResponsesAreCounted(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "half a page")

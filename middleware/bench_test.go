@@ -17,7 +17,7 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// The benchmarks measure requests over loopback, each beside what it is compared
+// The benchmarks measure requests over loopback, each beside the way it is compared
 // with in the same run:
 //
 //	go test ./middleware -run '^$' -bench . -benchtime 3s
@@ -121,7 +121,7 @@ func writes(page []byte) http.Handler {
 
 // BenchmarkHotPageFromRedis: the same without a near cache, for 512 requests at
 // once, against a handler that reads Redis for each of them. There is no HTTP in
-// between, which would cost both more than what is compared.
+// between, which would cost both more than the difference.
 func BenchmarkHotPageFromRedis(b *testing.B) {
 	const callers, rounds = 512, 5
 	server := redistest.RunStandalone(b, redistest.StandaloneConfig{})

@@ -21,7 +21,7 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// The client that starts a run has each part as the handler flushes it; those who
+// The client that starts a run has each part as the handler flushes it; those that
 // wait get nothing before it is whole.
 func TestLeaderStreamsAndWaitersGetTheWhole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestLeaderStreamsAndWaitersGetTheWhole(t *testing.T) {
 		})
 		headerCame := make(chan *http.Response)
 		go func() {
-			resp, err := s.client.Get(s.URL) //nolint:bodyclose // by who receives it
+			resp, err := s.client.Get(s.URL) //nolint:bodyclose // by its receiver
 			if err != nil {
 				t.Error(err)
 			}
@@ -190,7 +190,7 @@ func TestPitfall37RunOutlivesItsClient(t *testing.T) {
 	})
 }
 
-// pitfall 37: a request that somebody further out gives up gets neither an empty
+// pitfall 37: a request that an outer layer gives up gets neither an empty
 // page nor half of one that looks whole.
 func TestPitfall37EndOfTheRequestsContext(t *testing.T) {
 	for _, deadline := range []bool{false, true} {
@@ -239,7 +239,7 @@ func TestPitfall37EndOfTheRequestsContext(t *testing.T) {
 	}
 }
 
-// pitfall 37: what a handler has left running when it returned can't write into what
+// pitfall 37: a goroutine that a handler has left running can't write into what
 // is stored, nor end the process.
 func TestPitfall37NothingIsWrittenAfterTheHandlerReturned(t *testing.T) {
 	for _, ended := range []string{"returned", "panicked"} {
@@ -316,7 +316,7 @@ func TestRefreshDoesNotTouchTheClientsConnection(t *testing.T) {
 	})
 }
 
-// pitfall 37: what is longer than MaxBody streams on to each client, whole.
+// pitfall 37: a body longer than MaxBody streams on to each client, whole.
 func TestPitfall37OversizedBodiesStreamThrough(t *testing.T) {
 	const max = 100 << 10
 	for _, declared := range []bool{false, true} {
@@ -415,7 +415,7 @@ func TestTrailers(t *testing.T) {
 	s.ran(1)
 }
 
-// pitfall 33: what must not be stored of a header isn't stored of a trailer.
+// pitfall 33: a field that must not be stored of a header isn't stored of a trailer.
 func TestPitfall33TrailersOfOneClientAreNotStored(t *testing.T) {
 	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", `max-age=60, private="X-Name"`)
@@ -489,7 +489,7 @@ func TestHijackPassesThrough(t *testing.T) {
 	}
 }
 
-// What is nobody's response is not stored: the handler's context ends, and so does
+// A response without a reader is not stored: the handler's context ends, and so does
 // the run.
 func TestFetchTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -547,7 +547,7 @@ func TestWaitTimeout(t *testing.T) {
 	})
 }
 
-// pitfall 40: headers of what is stored are nobody's to change.
+// pitfall 40: no response changes the headers of a stored page.
 func TestPitfall40HeadersAreNotShared(t *testing.T) {
 	store := newStore(t)
 	m, err := middleware.New(store, middleware.Options{TTL: time.Minute, HideCacheStatus: true})

@@ -11,7 +11,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/rfc9111"
 )
 
-// A decision is what a run's header has led to, as far as Cache-Status tells it.
+// A decision is the result of a run's header, as far as Cache-Status tells it.
 type decision struct {
 	fwd     rfc9111.Fwd
 	stored  bool
@@ -20,7 +20,7 @@ type decision struct {
 	fwdCode int // the handler's answer to a validation
 }
 
-// decide says what becomes of a response whose header is there. It is called once, by the
+// decide decides about a response at its header. It is called once, by the
 // handler's first write.
 func (r *run) decide() {
 	if r.asksStale && r.status == http.StatusNotModified {
@@ -95,7 +95,7 @@ func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
 		return string(d.Reason)
 	case a.credentialed && !d.Control.SaysShared():
 		return "personal"
-	case a.credentialed && needsValidation(d.Freshness):
+	case a.credentialed && needsValidation(d):
 		return "always-validated"
 	case !tagsFit:
 		return "tags"
@@ -103,12 +103,14 @@ func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
 	return ""
 }
 
-// needsValidation reports whether a response must be validated before each use. A handler
-// may tell users apart by the validation alone, with the same Cache-Control for all: each
-// validation is made with the credentials of its request.
-func needsValidation(f rfc9111.Freshness) bool {
+// needsValidation reports whether a response says that it must be validated before each use.
+// A handler may tell users apart by the validation alone, with the same Cache-Control for
+// all: each validation is made with the credentials of its request. Options.Stale does not
+// change the response's statement.
+func needsValidation(d *rfc9111.Decision) bool {
+	f := d.Freshness
 	verdict, _ := rfc9111.MayServe(f, f.InitialAge, rfc9111.RequestControl{})
-	return verdict == rfc9111.Validate
+	return verdict == rfc9111.Validate || verdict == rfc9111.ServeAndRefresh && !d.Control.StaleWhileRevalidate.Set
 }
 
 // misfits reports whether the response varies on a header of the client's that the run was

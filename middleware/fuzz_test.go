@@ -94,7 +94,7 @@ func isWord(list, word string) bool {
 	return false
 }
 
-// parse reads "Name: value" lines; what is no header is left out.
+// parse reads "Name: value" lines; other lines are left out.
 func parse(lines string) http.Header {
 	h := http.Header{}
 	for line := range strings.SplitSeq(lines, "\n") {

@@ -13,10 +13,10 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// Tests of handlers that do as they please with what they are given.
+// Tests of handlers that do as they please with their requests.
 
-// Who may share a response is decided by the request as it came. A layer further in
-// that takes Authorization away once it has read it, or what the response varies on,
+// The set of sharers is decided by the request as it came. A layer further in
+// that takes Authorization away once it has read it, or a header of Vary,
 // changes a copy.
 func TestPitfall33HandlersMayTakeHeadersAway(t *testing.T) {
 	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
@@ -43,7 +43,7 @@ func TestPitfall33HandlersMayTakeHeadersAway(t *testing.T) {
 	s.is(s.do("/all"), 200, ` for ""`)
 }
 
-// settled waits until what has been answered is stored, if it is.
+// settled waits until the last response is stored, if it is.
 func (s *site) settled() {
 	s.Helper()
 	eventually(s.T, "what was answered is settled", func() bool { return s.waiting() == 0 })
@@ -65,7 +65,7 @@ func TestHandlersMayChangeTheirRequestMeanwhile(t *testing.T) {
 	}
 }
 
-// A change is of the URL that was asked for, whatever the handler makes of it.
+// A change is of the URL that was asked for, and not of the handler's rewriting.
 func TestPitfall41HandlersMayRewriteTheirURL(t *testing.T) {
 	var n atomic.Int32
 	s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
@@ -101,8 +101,8 @@ func TestPitfall33HeadersMayBeSpelledOtherwise(t *testing.T) {
 	}
 }
 
-// What a layer further out has set stays where handlers add to it, whether the
-// response comes from a run, from what is stored, or from the handler alone.
+// A field that a layer further out has set stays where handlers add to it, whether the
+// response comes from a run, from the store, or from the handler alone.
 func TestHeadersFromOutsideAreAddedTo(t *testing.T) {
 	m, err := middleware.New(newStore(t), middleware.Options{TTL: time.Minute, StoreSetCookie: true})
 	if err != nil {
@@ -134,7 +134,7 @@ func TestHeadersFromOutsideAreAddedTo(t *testing.T) {
 	}
 }
 
-// What is mounted at two places is two pages, and is purged by the URLs that
+// A handler that is mounted at two places has two pages, purged by the URLs that
 // clients see.
 func TestMountsShareNoPages(t *testing.T) {
 	m, err := middleware.New(newStore(t), middleware.Options{TTL: time.Minute})
@@ -180,7 +180,7 @@ func TestMountsShareNoPages(t *testing.T) {
 	is(`GET /public/"é`, "11 at /public/%22%C3%A9")
 }
 
-// What is mounted sees the same path of a page in all its runs, also where its mount
+// A mounted handler sees the same path of a page in all its runs, also where its mount
 // has left nothing of it.
 func TestMountsLeaveAllRunsTheSamePath(t *testing.T) {
 	m, err := middleware.New(newStore(t), middleware.Options{})
@@ -203,7 +203,7 @@ func TestMountsLeaveAllRunsTheSamePath(t *testing.T) {
 }
 
 // A body over MaxBody that is written in one go ends as soon as it is too large.
-// Who waits runs the handler for themselves, and who asked for a part gets the whole.
+// Waiters run the handler for themselves, and a request for a part gets the whole.
 func TestPitfall37BodiesAreTooLargeAtTheirEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := strings.Repeat("x", 100)
@@ -221,7 +221,7 @@ func TestPitfall37BodiesAreTooLargeAtTheirEnd(t *testing.T) {
 	})
 }
 
-// A client that asked for a part of what takes longer than FetchTimeout reads on, as
+// A client that asked for a part of a body slower than FetchTimeout reads on, as
 // others do.
 func TestSlowBodyGoesOnForARangeRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -33,7 +33,7 @@ func redisStore(t testing.TB, addr string) *cache.Redis {
 
 // Fifty users and strangers ask two servers on one Redis for all sorts of pages,
 // while some of these are changed and purged. A checker reads each body: a private
-// page is its user's, a public one is nobody's in particular, and each is whole.
+// page is its user's, a public one is no user's in particular, and each is whole.
 func TestMixedTrafficLeaksNothing(t *testing.T) {
 	requests := 5000
 	if bounds {
@@ -176,7 +176,7 @@ func TestWaitersShareTheBody(t *testing.T) {
 		})
 	}
 	eventually(t, "the waiters", func() bool { return entered.Load() == waiters })
-	time.Sleep(time.Second) // who isn't waiting by then reads a copy of its own
+	time.Sleep(time.Second) // a request that isn't waiting by then reads a copy of its own
 	close(release)
 	eventually(t, "all have their body", func() bool { return got.Load() == waiters })
 	runtime.GC()

@@ -16,7 +16,7 @@ import (
 // that must be validated before each use is for requests that came before the run: they
 // wait for its end. So do requests for a response that will not be stored.
 func (r *run) share() {
-	if r.client == nil || r.passing || needsValidation(r.d.Freshness) {
+	if r.client == nil || r.passing || needsValidation(&r.d) {
 		return
 	}
 	p := r.head()

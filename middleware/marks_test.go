@@ -10,8 +10,8 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// pitfall 34: requests for a marked page don't each ask the store. What is
-// remembered of a mark ends with the mark, and is never more than a second old.
+// pitfall 34: requests for a marked page don't each ask the store. The note
+// of a mark ends with the mark, and is never more than a second old.
 func TestPitfall34MarksAreRememberedForAMoment(t *testing.T) {
 	for _, c := range []struct{ mark, readAfter, remembered time.Duration }{
 		{mark: time.Minute, readAfter: 30 * time.Second, remembered: time.Second},

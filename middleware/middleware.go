@@ -35,7 +35,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	errs := []error{opts.validate()}
 	policy := guard.Policy{
 		TTL: indexTTL, Stale: time.Second,
-		FetchTimeout: opts.FetchTimeout, WaitTimeout: opts.WaitTimeout, WhenUnavailable: opts.WhenUnavailable,
+		FetchTimeout: opts.FetchTimeout, WaitTimeout: opts.WaitTimeout, FailClosed: opts.FailClosed,
 		MaxUnguarded: maxUnguarded, Near: opts.Near, Observer: opts.Observer,
 	}
 	if opts.Policy != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/httpcache"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // A WaitAction is the answer to a request that has waited for [Options.WaitTimeout].
@@ -43,11 +44,11 @@ type Options struct {
 	Name string
 	// Near keeps responses in this process as well. Default none.
 	Near guard.Near
-	// WhenUnavailable says what happens while the store can't be reached. Default
-	// guard.FailOpen: each process shares runs among its own requests, and stores nothing.
-	WhenUnavailable guard.WhenUnavailable
+	// FailClosed refuses requests while the store does not answer. Without it each process
+	// shares runs among its own requests, and stores nothing.
+	FailClosed bool
 	// Observer gets the guard's events. Default none.
-	Observer guard.Observer
+	Observer cache.Observer
 	// Policy changes the guard's policy, the Lease for example, after it was filled in from
 	// these options. The middleware then sets TTL, Stale, StaleIfError, MaxBytes and
 	// Codec itself.
@@ -79,7 +80,7 @@ type Options struct {
 	// # Which requests share
 
 	// Host is the name of the site, with its port if it needs one, if the site is the same
-	// by whatever name it is asked for. It replaces the request's host in keys, in shared
+	// by any name that it is asked for. It replaces the request's host in keys, in shared
 	// runs and in Purge. Default: each host is a site of its own.
 	Host string
 	// Query lists the query parameters that tell responses apart, by their decoded names.
@@ -164,7 +165,7 @@ type Options struct {
 	// MaxAlone bounds the runs of RunAlone in this process. Default 32.
 	MaxAlone int
 
-	// # What is said to clients, and heard of them
+	// # Directives and reports
 
 	// IgnoreRequestDirectives ignores the Cache-Control of requests, by which clients can ask
 	// for a run of the handler, except for no-store.
@@ -219,8 +220,8 @@ func (o Options) validate() error {
 		errs = append(errs, fmt.Errorf("middleware: Options."+format, args...))
 	}
 	span := func(name string, d, least time.Duration) {
-		if d < least || d > cache.MaxTTL {
-			bad("%s is %v, must be from %v to %v", name, d, least, cache.MaxTTL)
+		if d < least || d > store.MaxTTL {
+			bad("%s is %v, must be from %v to %v", name, d, least, store.MaxTTL)
 		}
 	}
 	ttl := func(name string, d time.Duration) {

@@ -66,7 +66,7 @@ func parseURL(rawURL string) (*url.URL, error) {
 	return u, nil
 }
 
-// PurgeHandler returns a handler that purges the URL of its request, whatever the method:
+// PurgeHandler returns a handler that purges the URL of its request, with any method:
 // mount it for PURGE. It answers 403 to a request that allowed refuses, and to all if allowed
 // is nil. With "Soft-Purge: 1" in the request it is a soft purge.
 //

@@ -19,8 +19,8 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// A budget that has nothing left is 429 with Retry-After, for the one who asks
-// and for those who wait.
+// A budget that has nothing left is 429 with Retry-After, for the leader
+// and for waiters.
 func TestExhaustedBudgetIs429(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := wrap(t, newStore(t), middleware.Options{Policy: func(p *guard.Policy) { p.Budget = empty{} }}, number())
@@ -63,7 +63,7 @@ func TestQuarantineIs503(t *testing.T) {
 	})
 }
 
-// RFC 9111, 5.2.1.7: only-if-cached never runs the handler, whatever is stored.
+// RFC 9111, 5.2.1.7: only-if-cached never runs the handler, with or without a stored page.
 func TestOnlyIfCachedNeverRunsTheHandler(t *testing.T) {
 	for _, c := range []struct {
 		says  string // of the response
@@ -121,7 +121,7 @@ func TestOnlyIfCachedWithAPrecondition(t *testing.T) {
 	}
 }
 
-// A client that accepts what is stale doesn't keep it so.
+// A client that accepts a stale page doesn't keep it so.
 func TestMaxStaleRefreshesPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := wrap(t, newStore(t), middleware.Options{}, saying(number(), "Cache-Control: max-age=60, stale-while-revalidate=60"))
@@ -155,7 +155,7 @@ func once(h http.Handler, cacheControl ...string) *httptest.ResponseRecorder {
 	return w
 }
 
-// A purse is a budget that has enough, and knows what was spent.
+// A purse is a budget that has enough, and knows its sum.
 type purse struct{ spent *atomic.Int64 }
 
 func (p purse) Spend(context.Context, guard.Spending) (guard.Expense, error) { return p, nil }

@@ -18,7 +18,7 @@ import (
 )
 
 // A run is one run of the handler that may answer several requests. Its goroutine owns
-// the turn of a key: it decides at the header what becomes of the response, and ends the
+// the turn of a key: it decides at the header about the response, and ends the
 // turn when the body is whole. The handler writes into a recording. The client whose
 // request started the run reads along, at its own pace.
 //
@@ -80,7 +80,7 @@ type run struct {
 	aborted  bool
 }
 
-// An outcome tells the client of a run what to do.
+// An outcome tells the client of a run its next step.
 type outcome struct {
 	then     step
 	page     *httpcache.Page // with servePage
@@ -89,7 +89,7 @@ type outcome struct {
 	decision decision
 }
 
-// A step is what the client of a run does next.
+// A step is the next one of a run's client.
 type step byte
 
 const (
@@ -360,7 +360,7 @@ func (r *run) detach() {
 	r.leave(r.reader)
 }
 
-// publish tells the client what to do. The first call counts.
+// publish tells the client its next step. The first call counts.
 func (r *run) publish(o outcome) {
 	r.publishing.Do(func() {
 		r.out = o
@@ -399,7 +399,7 @@ func (r *run) endResponse() error {
 	defer r.mu.Unlock()
 	r.done = true
 	switch {
-	case r.req.Context().Err() != nil: // the handler was told to stop, whatever it says
+	case r.req.Context().Err() != nil: // the handler was told to stop
 		r.aborted = true
 	case r.expected > r.written && httpcache.BodyAllowed(r.status) && !r.hijacked:
 		r.aborted = true

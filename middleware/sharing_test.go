@@ -99,8 +99,8 @@ func TestErrorsAreNeverStored(t *testing.T) {
 	}
 }
 
-// pitfall 33: nobody gets what is somebody else's. Everything by which a client
-// may be told is tried, with and without what a handler may say of it.
+// pitfall 33: no client gets another one's page. Each property by which a client
+// may be known is tried, with and without statements of the handler about it.
 func TestPitfall33PagesStayWithTheirUsers(t *testing.T) {
 	who := func(r *http.Request) string {
 		if c, err := r.Cookie("user"); err == nil {
@@ -158,17 +158,18 @@ func TestPitfall33PagesStayWithTheirUsers(t *testing.T) {
 	}
 }
 
-// pitfall 33: what has to be validated before each use is not for those who wait and
-// say who they are: a handler may tell them apart by that validation alone.
+// pitfall 33: a page that has to be validated before each use is not for waiters with
+// credentials: a handler may tell them apart by that validation alone.
 func TestPitfall33CredentialedRequestsDoNotShareUnvalidatedPages(t *testing.T) {
 	const users = 10
 	for _, cc := range []string{
 		"max-age=0, must-revalidate", "no-cache, must-revalidate", "public, no-cache", "public, max-age=0, must-revalidate", "s-maxage=0", "s-maxage=x",
+		"public, max-age=0",
 	} {
 		for _, header := range []string{"Cookie", "Authorization"} {
 			t.Run(cc+", "+header, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := openInBubble(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+					s := openInBubble(t, middleware.Options{Stale: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 						user := r.Header.Get(header)
 						w.Header().Set("Cache-Control", cc)
 						w.Header().Set("ETag", `"`+user+`"`)
@@ -190,7 +191,7 @@ func TestPitfall33CredentialedRequestsDoNotShareUnvalidatedPages(t *testing.T) {
 	}
 }
 
-// pitfall 33: nor is a failure, which may have somebody's page around it.
+// pitfall 33: nor is a failure, which may have a user's page around it.
 func TestPitfall33CredentialedRequestsDoNotShareFailures(t *testing.T) {
 	const users = 10
 	for _, header := range []string{"Cookie", "Authorization"} {
@@ -286,8 +287,8 @@ func TestCookies(t *testing.T) {
 	}
 }
 
-// pitfall 34: what may not be shared is not serialised, neither for those who wait
-// already nor for those who come.
+// pitfall 34: requests for a page that may not be shared do not queue, neither those that
+// wait already nor those that come.
 func TestPitfall34PrivateResponsesRunSideBySide(t *testing.T) {
 	const n = 20
 	var inside atomic.Int32
@@ -391,7 +392,7 @@ func TestPitfall35VariantsDoNotWaitForEachOther(t *testing.T) {
 	s.is(s.do("/", "Accept-Language: quick"), 200, "quick")
 }
 
-// pitfall 35: what varies on everything is not stored.
+// pitfall 35: a response with Vary: * is not stored.
 func TestPitfall35VaryStarIsNotStored(t *testing.T) {
 	s := open(t, middleware.Options{}, saying(number(), "Cache-Control: max-age=60", "Vary: *"))
 	s.do("/")
@@ -414,8 +415,8 @@ func TestVaryOnAHeaderThatWasWithheld(t *testing.T) {
 	s.ran(3)
 }
 
-// Also of what nobody else may have, or varies on more than was known: its client sent
-// the header, and gets no response for those who don't.
+// So is a private response, or one that varies on more than was known: its client sent
+// the header, and gets no response for requests without it.
 func TestPrivateRunWithoutAVariedHeaderAnswersNotItsClient(t *testing.T) {
 	for name, says := range map[string]string{"no-store": "no-store", "of no use": "", "private": "private, max-age=60", "more": "max-age=60"} {
 		for _, who := range []string{"Accept: x", "Cookie: some=body"} {
@@ -464,7 +465,7 @@ func TestVaryOnHost(t *testing.T) {
 	s.is(s.do("/", "Host: b.example"), 200, "run 2")
 }
 
-// pitfall 36: what isn't part of the key doesn't reach a shared run.
+// pitfall 36: input that isn't part of the key doesn't reach a shared run.
 func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
 	report := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -479,7 +480,7 @@ func TestPitfall36UnkeyedInputDoesNotReachSharedRuns(t *testing.T) {
 	s.is(s.do("/?id=2", "X-Tenant: t"), 200, strings.ReplaceAll(want, "id=1", "id=2"))
 }
 
-// pitfall 36: a client can't have what a request without a header is answered stored
+// pitfall 36: a client can't have the answer to a request without a header stored
 // for those that have it, by naming the header in Connection.
 func TestPitfall36HopByHopFieldsAreNoPartOfTheRequest(t *testing.T) {
 	proxy := func(w http.ResponseWriter, r *http.Request) {
@@ -543,7 +544,7 @@ func TestPitfall36TargetSpellingsDoNotReachSharedRuns(t *testing.T) {
 	}
 }
 
-// What the values of a header are is not to be taken for the next one's name.
+// The values of a header are not taken for the next one's name.
 func TestKeyHeadersDoNotRunIntoEachOther(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Headers: []string{"X-A", "X-B"}}, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Header["X-A"], r.Header["X-B"])
@@ -607,7 +608,7 @@ func TestPitfall41UnsafeMethods(t *testing.T) {
 	s.ran(n0 + 10)
 }
 
-// pitfall 41: whatever scheme a client names, what is stored is what it changed.
+// pitfall 41: a client that names another scheme changes the stored page all the same.
 func TestPitfall41UnsafeMethodsOfAbsoluteForm(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute}, number())
 	for _, target := range []string{"http://a.example/", "https://a.example/", "http://a.example"} {
@@ -708,7 +709,7 @@ func withoutEpochs(s cache.Store, away *atomic.Bool) cache.Store {
 }
 
 // A run that is under way when its page is softly purged doesn't bring it back, also if
-// it is for a variant that nobody had asked for before.
+// it is for a variant that no request had asked for before.
 func TestSoftPurgeWhileAVariantIsFetched(t *testing.T) {
 	var content atomic.Int32
 	began, release := make(chan struct{}), make(chan struct{})
@@ -747,7 +748,7 @@ func TestSoftPurgeWhileAVariantIsFetched(t *testing.T) {
 }
 
 // A page that is purged while variants of it are being stored is had again by those
-// who ask meanwhile.
+// that come meanwhile.
 func TestPurgeWhileVariantsAreStoredFailsNoRequest(t *testing.T) {
 	s := open(t, middleware.Options{MaxVariants: 1000}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")

@@ -56,7 +56,6 @@ var (
 	_ cache.ContextObserver = (*Telemetry)(nil)
 	_ cache.Tracer          = (*Telemetry)(nil)
 	_ cache.Attacher        = (*Telemetry)(nil)
-	_ guard.HitObserver     = (*Telemetry)(nil)
 )
 
 // New returns an observer that reports to the given providers. The error is that of a
@@ -80,7 +79,9 @@ func New(opts Options) (*Telemetry, error) {
 func (t *Telemetry) Close() error { return t.instruments.reading.Unregister() }
 
 // Attach implements [cache.Attacher].
-func (t *Telemetry) Attach(c cache.Component) (detach func()) { return t.registry.Attach(c) }
+func (t *Telemetry) Attach(name string, component any) (detach func()) {
+	return t.registry.Attach(name, component)
+}
 
 // Observe implements [cache.Observer].
 func (t *Telemetry) Observe(ev cache.Event) { t.ObserveContext(context.Background(), ev) }
@@ -93,7 +94,7 @@ func (t *Telemetry) ObserveContext(ctx context.Context, ev cache.Event) {
 	}
 }
 
-// ObserveHit implements [guard.HitObserver]: it adds the source and the age of the value to
+// ObserveHit adds the source and the age of the value to
 // the caller's span.
 func (t *Telemetry) ObserveHit(ctx context.Context, from guard.Source, age time.Duration) {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {

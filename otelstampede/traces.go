@@ -9,7 +9,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/measure"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // StartFetch implements [cache.Tracer]. The span is a child of the span of the call that
@@ -28,7 +29,7 @@ func (t *Telemetry) StartFetch(ctx context.Context, ev cache.Event) (context.Con
 		attrs = t.key(attrs, ev.Key)
 	}
 	opts := []trace.SpanStartOption{trace.WithAttributes(attrs...)}
-	if ev.Trigger == cache.TriggerEarly || ev.Trigger == cache.TriggerStale {
+	if ev.Trigger == telemetry.TriggerEarly || ev.Trigger == telemetry.TriggerStale {
 		opts = append(opts, trace.WithNewRoot())
 		if caller := trace.SpanContextFromContext(ctx); caller.IsValid() {
 			opts = append(opts, trace.WithLinks(trace.Link{SpanContext: caller}))
@@ -37,11 +38,11 @@ func (t *Telemetry) StartFetch(ctx context.Context, ev cache.Event) (context.Con
 	ctx, span := t.tracer.Start(ctx, "fetch "+ev.Guard, opts...)
 	var names cache.TraceContext
 	if sc := span.SpanContext(); sc.IsSampled() {
-		names = cache.NewTraceContext(sc.TraceID(), sc.SpanID(), byte(sc.TraceFlags()))
+		names = traceContext(sc)
 	}
 	return ctx, names, func(end cache.Event) {
 		span.SetAttributes(attribute.String("stampede.fetch.outcome", end.Outcome))
-		if end.Outcome == cache.OutcomeError {
+		if end.Outcome == telemetry.OutcomeError {
 			failSpan(span, end.Err)
 		}
 		span.End()
@@ -74,15 +75,24 @@ func (t *Telemetry) traceWait(ctx context.Context, ev *cache.Event) {
 		})}))
 	}
 	_, span := t.tracer.Start(ctx, "wait "+ev.Guard, opts...)
-	if ev.Outcome != cache.OutcomeValue && ev.Outcome != cache.OutcomeTakeover && ev.Err != nil {
+	if ev.Outcome != telemetry.OutcomeValue && ev.Outcome != telemetry.OutcomeTakeover && ev.Err != nil {
 		failSpan(span, ev.Err)
 	}
 	span.End(trace.WithTimestamp(end))
 }
 
 func failSpan(span trace.Span, err error) {
-	span.SetAttributes(attribute.String("error.type", guard.ErrorType(err)))
+	span.SetAttributes(attribute.String("error.type", measure.ErrorType(err)))
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
 	}
+}
+
+// traceContext is the span's for other processes.
+func traceContext(sc trace.SpanContext) (t cache.TraceContext) {
+	id, span := sc.TraceID(), sc.SpanID()
+	copy(t[:16], id[:])
+	copy(t[16:], span[:])
+	t[24] = byte(sc.TraceFlags())
+	return t
 }

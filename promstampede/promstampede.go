@@ -60,7 +60,9 @@ func New() *Collector {
 }
 
 // Attach implements [cache.Attacher].
-func (c *Collector) Attach(of cache.Component) (detach func()) { return c.registry.Attach(of) }
+func (c *Collector) Attach(name string, component any) (detach func()) {
+	return c.registry.Attach(name, component)
+}
 
 // Observe implements [cache.Observer].
 func (c *Collector) Observe(ev cache.Event) {

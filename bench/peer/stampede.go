@@ -51,7 +51,7 @@ func openStampede(o Options, near guard.Near) (Cache, error) {
 }
 
 func (c *stampedeCache) Get(ctx context.Context, key string, fetch Fetch) (string, error) {
-	return c.guard.Get(ctx, key, guard.FetchFunc[string](fetch))
+	return c.guard.Get(ctx, key, fetch)
 }
 
 func (c *stampedeCache) Delete(ctx context.Context, key string) error {

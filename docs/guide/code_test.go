@@ -56,6 +56,7 @@ var (
 	_ = tags
 	_ = near
 	_ = budgets
+	_ = behindLogin
 	_ = permissions
 	_ = logging
 	_ = serverSide
@@ -66,7 +67,7 @@ var (
 	errOverQuota = errors.New("over quota")
 )
 
-func get(ctx context.Context, store cache.Store, vendor vendorAPI, db database, fetchEURUSD guard.FetchFunc[Quote]) error {
+func get(ctx context.Context, store cache.Store, vendor vendorAPI, db database, fetchEURUSD func(context.Context) (Quote, error)) error {
 	quotes, err := guard.New[Quote](store, "quotes", guard.Policy{TTL: time.Minute})
 	if err != nil {
 		return err
@@ -268,6 +269,34 @@ func (l redisLog) Printf(ctx context.Context, format string, v ...any) {
 	l.logger.WarnContext(ctx, fmt.Sprintf(format, v...))
 }
 
+type tenantKey struct{}
+
+func tenantOf(ctx context.Context) string {
+	tenant, _ := ctx.Value(tenantKey{}).(string)
+	return tenant
+}
+
+func behindLogin(store cache.Store, login func(http.Handler) http.Handler, report http.Handler) error {
+	m, err := middleware.New(store, middleware.Options{
+		TTL:      time.Minute,
+		Cookies:  []string{}, // the session tells no pages apart: the tenant does
+		Key:      func(r *http.Request) string { return tenantOf(r.Context()) },
+		Context:  []any{tenantKey{}}, // runs may depend on it, as it is in the key
+		Compress: true,
+		Invalidates: func(_ *http.Request, status int) middleware.Scope {
+			if status >= 300 {
+				return middleware.NoPages // refused: a redirect to the login, say
+			}
+			return middleware.OwnPages // of the tenant that changed something
+		},
+	})
+	if err != nil {
+		return err
+	}
+	http.Handle("/report", login(m.Wrap(report)))
+	return nil
+}
+
 func serverSide(store cache.Store, report http.Handler, echoReport echo.HandlerFunc, e *echo.Echo) error {
 	m, err := middleware.New(store, middleware.Options{TTL: time.Minute, Stale: time.Hour})
 	if err != nil {
@@ -281,12 +310,12 @@ func serverSide(store cache.Store, report http.Handler, echoReport echo.HandlerF
 func clientSide(store cache.Store, secret []byte, allowance *budget.Budget) error {
 	rt, err := transport.New(store, transport.Options{
 		Secret: secret, // keys the digests that stand for URLs and credentials in Redis
-		HostPolicy: transport.HostPolicy{
+		Hosts: map[string]transport.HostPolicy{"api.example.com": {
 			TTL:          time.Second, // for responses that state no lifetime
 			StaleIfError: time.Hour,
 			Retry:        transport.Retry{Max: 2},
-			Budget:       allowance,
-		},
+			Budget:       allowance, // learns from this host only
+		}},
 	})
 	if err != nil {
 		return err

@@ -23,7 +23,6 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/guard/debug"
 	"github.com/stampedeguard/stampede/otelstampede"
@@ -54,7 +53,7 @@ func child() error {
 	if err != nil {
 		return err
 	}
-	observer := guard.Observers(tel, metrics, page)
+	observer := cache.Observers(tel, metrics, page)
 
 	l := &load{number: number, traces: traces.Tracer("example")}
 	l.set(os.Getenv(scenarioEnv))

@@ -33,7 +33,7 @@ func (l *load) set(name string) { l.scenario.Store(&name) }
 
 func (l *load) is(name string) bool { return *l.scenario.Load() == name }
 
-func (l *load) open(s cache.Store, quota guard.Budget, to guard.Observer) error {
+func (l *load) open(s cache.Store, quota guard.Budget, to cache.Observer) error {
 	var errs []error
 	open := func(name string, p guard.Policy) *guard.Guard[string] {
 		p.Observer = to

@@ -23,7 +23,7 @@ import (
 )
 
 // everything is all observers joined, with OpenTelemetry's SDK behind them.
-func everything(tb testing.TB) guard.Observer {
+func everything(tb testing.TB) cache.Observer {
 	tb.Helper()
 	traces := sdktrace.NewTracerProvider(sdktrace.WithBatcher(tracetest.NewNoopExporter()))
 	metrics := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
@@ -35,14 +35,14 @@ func everything(tb testing.TB) guard.Observer {
 	tb.Cleanup(func() {
 		_ = errors.Join(tel.Close(), page.Close(), traces.Shutdown(context.Background()), metrics.Shutdown(context.Background()))
 	})
-	return guard.Observers(tel, promstampede.New(), page)
+	return cache.Observers(tel, promstampede.New(), page)
 }
 
 const keys = 1000
 
-func observed(tb testing.TB, store cache.Store, o guard.Observer, near bool) func(context.Context, int) error {
+func observed(tb testing.TB, store cache.Store, o cache.Observer, near bool) func(context.Context, int) error {
 	tb.Helper()
-	policy := guard.Policy{TTL: time.Hour, Beta: guard.Off, Observer: o, WhenUnavailable: guard.FailClosed}
+	policy := guard.Policy{TTL: time.Hour, Beta: guard.Off, Observer: o, FailClosed: true}
 	if near {
 		policy.Near = guard.Near{MaxEntries: 2 * keys, TTL: time.Hour}
 	}
@@ -85,11 +85,11 @@ func BenchmarkOverhead(b *testing.B) {
 	for _, bench := range []struct {
 		name  string
 		round int
-		make  func(o guard.Observer) func(context.Context, int) error
+		make  func(o cache.Observer) func(context.Context, int) error
 	}{
-		{"near", 5000, func(o guard.Observer) func(context.Context, int) error { return observed(b, memory, o, true) }},
-		{"memory", 2000, func(o guard.Observer) func(context.Context, int) error { return observed(b, memory, o, false) }},
-		{"redis", 50, func(o guard.Observer) func(context.Context, int) error { return observed(b, open(o), o, false) }},
+		{"near", 5000, func(o cache.Observer) func(context.Context, int) error { return observed(b, memory, o, true) }},
+		{"memory", 2000, func(o cache.Observer) func(context.Context, int) error { return observed(b, memory, o, false) }},
+		{"redis", 50, func(o cache.Observer) func(context.Context, int) error { return observed(b, open(o), o, false) }},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			gets := []func(context.Context, int) error{bench.make(nil), bench.make(everything(b))}

@@ -102,7 +102,7 @@ func openGuard(rdb *redis.Client, namespace string) (*guarded, error) {
 }
 
 func (g *guarded) get(ctx context.Context, key string, fetch fetchFunc) (string, error) {
-	return g.values.Get(ctx, key, guard.FetchFunc[string](fetch))
+	return g.values.Get(ctx, key, fetch)
 }
 
 func (g *guarded) close() []string {

@@ -17,6 +17,7 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/nils"
 	"github.com/stampedeguard/stampede/internal/outage"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // ErrClosed is wrapped by the errors of calls after Close, which name the budget.
@@ -115,7 +116,7 @@ func New(rdb redis.UniversalClient, name string, limit Limit, opts Options) (*Bu
 		s.spawn(b.alive.run)
 	}
 	s.spawn(b.beatLoop)
-	b.detach = cache.Attach(opts.Observer, cache.Component{Kind: cache.BudgetComponent, Name: name, Self: b})
+	b.detach = telemetry.Attach(opts.Observer, name, b)
 	return b, nil
 }
 

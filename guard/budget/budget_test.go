@@ -276,7 +276,7 @@ func TestCostIsSettled(t *testing.T) {
 			}
 			e.Settle(hostile)
 		}
-		if got := b.Known().Spent; got != 200+math.MaxInt32 {
+		if got := b.Known().Spent; got != 200+100+10*24*60*60 { // a burst, and a day
 			t.Errorf("%d are spent", got)
 		}
 	})

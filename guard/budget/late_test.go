@@ -2,6 +2,7 @@ package budget_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -48,6 +49,22 @@ func TestGrantThatComesTooLateIsRefunded(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		if st, err := b.Peek(context.Background()); err != nil || st.Away || st.Spent != 0 || st.Remaining != 10 {
 			t.Errorf("the state is %+v, %v; want nothing spent", st, err)
+		}
+	})
+}
+
+// A cost that is out of all proportion, by mistake say, stops other calls for a day at most.
+func TestAbsurdCostIsOwedForADay(t *testing.T) {
+	inBubble(t, 1, perSecond(10, 10), budget.Options{}, func(t *testing.T, all []*budget.Budget, _ *redistest.Embedded) {
+		e, err := all[0].Spend(t.Context(), guard.Spending{Cost: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Settle(1 << 62)
+		_, err = all[0].Spend(t.Context(), guard.Spending{Cost: 1})
+		var exhausted *guard.ExhaustedError
+		if !errors.As(err, &exhausted) || exhausted.RetryAfter > 25*time.Hour {
+			t.Errorf("%v, want it to be owed for a day", err)
 		}
 	})
 }

@@ -133,5 +133,9 @@ func (l Limit) capacity(p guard.Priority) float64 {
 	return float64(l.Burst) * (1 - reserves[p]*l.Reserve)
 }
 
-// clampCost bounds the cost that a caller gives.
-func clampCost(n int) int { return max(0, min(n, maxUnits)) }
+// clampCost bounds the cost that a caller gives: a call that is told to cost more than the
+// burst and a day's units, by mistake say, would stop all others for years.
+func (l Limit) clampCost(n int) int {
+	most := float64(l.Burst) + l.rate()*float64((24*time.Hour).Microseconds())
+	return max(0, min(n, maxUnits, int(min(most, maxUnits))))
+}

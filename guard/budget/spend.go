@@ -36,7 +36,7 @@ func (b *Budget) Spend(ctx context.Context, s guard.Spending) (guard.Expense, er
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	}
-	s.Cost = clampCost(s.Cost)
+	s.Cost = b.limit.clampCost(s.Cost)
 	d, v, err := demand{Spending: s, began: time.Now()}, verdict{}, error(nil)
 	if s.MaxWait <= 0 || b.gates[s.Priority].waiting.Load() == 0 {
 		v, err = b.ask(ctx, d)
@@ -243,7 +243,7 @@ func (e *expense) Settle(actual int) {
 	if e.settled.Swap(true) {
 		return
 	}
-	b, diff := e.b, clampCost(actual)-e.cost
+	b, diff := e.b, e.b.limit.clampCost(actual)-e.cost
 	b.mu.Lock()
 	delete(b.held, e.slot)
 	here := e.local && b.away

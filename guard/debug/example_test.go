@@ -21,7 +21,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	observer := guard.Observers(page, guard.LogObserver(slog.Default()))
+	observer := cache.Observers(page, guard.LogObserver(slog.Default()))
 	users, err := guard.New[string](store, "users", guard.Policy{TTL: time.Minute, Observer: observer})
 	if err != nil {
 		log.Fatal(err)

@@ -43,14 +43,14 @@ const maxErrors = 5
 
 // Attach implements [cache.Attacher]. The charts are sampled by a timer while a guard is
 // attached.
-func (p *Page) Attach(c cache.Component) (detach func()) {
-	end := p.registry.Attach(c)
-	if c.Kind != cache.GuardComponent {
+func (p *Page) Attach(name string, component any) (detach func()) {
+	end := p.registry.Attach(name, component)
+	if _, ok := component.(measure.Guard); !ok {
 		return end
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.watchLocked(c.Name)
+	p.watchLocked(name)
 	p.alive++
 	if p.timer == nil && !p.closed {
 		p.timer = time.AfterFunc(sampleEvery, p.sample)

@@ -27,7 +27,7 @@ func CanonicalHost(scheme, host string) string {
 
 // maxKey bounds a part of a key, in bytes. A client may send a target of a megabyte, and
 // many parts of a process keep keys.
-const maxKey = 512
+const maxKey = 256
 
 // ShortKey returns a part of a key, with a digest in place of the rest if it is long. The
 // result of a long part contains a line break, which no target has.

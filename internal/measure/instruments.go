@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // A Kind is the type of an [Instrument].
@@ -224,8 +224,8 @@ func Record(ev *cache.Event, record Recorder) {
 	switch ev.Kind {
 	case cache.FetchDone, cache.FetchFailed, cache.FetchNotFound, cache.FetchNotModified:
 		class := ""
-		if ev.Outcome == cache.OutcomeError {
-			class = guard.ErrorType(ev.Err)
+		if ev.Outcome == telemetry.OutcomeError {
+			class = ErrorType(ev.Err)
 		}
 		record(fetchDuration, ev.Duration.Seconds(), ev.Guard, ev.Trigger, ev.Outcome, class)
 	case cache.CallWaited:
@@ -237,7 +237,7 @@ func Record(ev *cache.Event, record Recorder) {
 	case cache.StaleServed:
 		record(staleAge, ev.Duration.Seconds(), ev.Guard, ev.Reason)
 	case cache.KeyChanged:
-		record(invalidations, 1, ev.Guard, ev.Operation, guard.ErrorType(ev.Err))
+		record(invalidations, 1, ev.Guard, ev.Operation, ErrorType(ev.Err))
 	case cache.ProcessLate:
 		host, number := splitAddress(ev.Node)
 		record(lateness, ev.Duration.Seconds(), host, number)
@@ -257,7 +257,7 @@ func recordLock(ev *cache.Event, record Recorder) bool {
 	case cache.WaitEnded:
 		outcome := "granted"
 		if ev.Err != nil {
-			outcome = guard.ErrorType(ev.Err)
+			outcome = ErrorType(ev.Err)
 		}
 		record(lockWait, ev.Duration.Seconds(), outcome)
 	case cache.LeaseReleased:

@@ -31,12 +31,12 @@ type Budget interface {
 var (
 	_ Budget = (*budget.Budget)(nil)
 	_ Guard  = (*guard.Guard[any])(nil)
-	_ store  = (*cache.Redis)(nil)
+	_ storer = (*cache.Redis)(nil)
 	_ locker = (*lock.Locker)(nil)
 )
 
 type (
-	store  interface{ Nodes() []cache.NodeStatus }
+	storer interface{ Nodes() []cache.NodeStatus }
 	locker interface{ Held() int }
 )
 
@@ -45,7 +45,7 @@ type (
 type Registry struct {
 	mu      sync.Mutex // not held while a component is asked
 	guards  map[string]*guards
-	stores  map[int]store
+	stores  map[int]storer
 	budgets map[string]Budget
 	lockers map[int]locker
 	number  int
@@ -59,22 +59,22 @@ type guards struct {
 }
 
 // Attach implements [cache.Attacher].
-func (r *Registry) Attach(c cache.Component) (detach func()) {
+func (r *Registry) Attach(name string, component any) (detach func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.number++
 	n := r.number
-	switch self := c.Self.(type) {
+	switch self := component.(type) {
 	case Guard:
-		return r.attachGuardLocked(c.Name, n, self)
+		return r.attachGuardLocked(name, n, self)
 	case Budget:
 		if r.budgets == nil {
 			r.budgets = map[string]Budget{}
 		}
-		r.budgets[c.Name] = self
+		r.budgets[name] = self
 		return r.detach(func() {
-			if r.budgets[c.Name] == self {
-				delete(r.budgets, c.Name)
+			if r.budgets[name] == self {
+				delete(r.budgets, name)
 			}
 		})
 	case locker:
@@ -83,9 +83,9 @@ func (r *Registry) Attach(c cache.Component) (detach func()) {
 		}
 		r.lockers[n] = self
 		return r.detach(func() { delete(r.lockers, n) })
-	case store:
+	case storer:
 		if r.stores == nil {
-			r.stores = map[int]store{}
+			r.stores = map[int]storer{}
 		}
 		r.stores[n] = self
 		return r.detach(func() { delete(r.stores, n) })

@@ -29,6 +29,7 @@ func guardMutants() []Mutant {
 			Test("guard", "TestDeleteTagHidesEarlierFetchesFromLaterCallers", "TestDeletedValueIsNeverRenewed", "TestRenewalKeepsTheTagsOfTheValue")),
 		in("guard", "a stale value that was deleted is renewed", "	if l.told {\n		p.recheck(turns)\n	}\n", "", Test("guard", "TestDeletedValueIsNotRenewedAfterAWait", "TestDeletedValueIsNeverRenewed", "TestDeletedValueIsNotRenewedByAGet")),
 		in("guard", "a fallback from before a caller came is lent to it", "if l := f.fallback.Load(); rd == nil && l != nil && number < l.moment {", "if l := f.fallback.Load(); rd == nil && l != nil {", Test("guard", "TestLaterCallersBorrowNoDeletedValue")),
+		in("guard", "a queued change that Redis refuses is dropped", "			if e != nil {\n				err = e\n				continue\n			}\n			b.doneKey", "			err = e\n			b.doneKey", Test("guard", "TestRefusedInvalidationStaysQueued")),
 		in("guard", "silence of Redis ends the wait for a holder", "	case f.outwaits(a.Err):\n		return f.wait(l.ctx, time.Until(f.heldUntil))\n", "", Test("guard", "TestWaiterInSilenceOutwaitsTheLease")),
 		{
 			Name:    "every Get asks for its lease unread",

@@ -32,8 +32,15 @@ func newAlarm(q *queue) *alarm {
 	return &alarm{q: q, done: make(chan struct{})}
 }
 
-// set starts the alarm for a batch.
+// set starts the alarm for a batch. If the store was closed between two batches the alarm
+// has gone off already, without one: set then gives up this batch.
 func (a *alarm) set(b *batch) {
+	if off := a.start(b); off != nil {
+		a.goOff(off)
+	}
+}
+
+func (a *alarm) start(b *batch) (off error) {
 	s := a.q.n.s
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -42,10 +49,11 @@ func (a *alarm) set(b *batch) {
 	a.end = time.Now().Add(a.timeout)
 	if a.timer != nil {
 		a.timer.Reset(a.timeout)
-		return
+		return a.why
 	}
 	a.unhook = context.AfterFunc(s.ctx, func() { a.goOff(store.ErrClosed) })
 	a.timer = time.AfterFunc(a.timeout, a.ring)
+	return nil
 }
 
 // reset stops the alarm. It reports false if the alarm may have gone off: its timer may then

@@ -260,7 +260,7 @@ func TestClosedStoreSaysSoDuringAnOutage(t *testing.T) {
 func TestMovingSlotHoldsUpNoOther(t *testing.T) {
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	ctx, e := t.Context(), &events{}
-	s := opened(t, cluster.Client(), redisstore.Options{RedisTimeout: 2 * time.Second, Report: e.report})
+	s := opened(t, cluster.Client(), redisstore.Options{RedisTimeout: time.Second, Report: e.report})
 	slotOf := func(key string) (slot, at int) {
 		slot, err := cluster.Slot(ctx, "test:{"+key+"}")
 		if err != nil {
@@ -288,7 +288,7 @@ func TestMovingSlotHoldsUpNoOther(t *testing.T) {
 		count, _, _ = strings.Cut(count, "\r\n")
 		return count
 	}
-	for round := range 3 {
+	for round := range 2 {
 		before := turnedAway()
 		var moving sync.WaitGroup
 		for i := range 4 {

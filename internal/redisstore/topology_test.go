@@ -242,7 +242,7 @@ type switched struct {
 }
 
 func (c *switched) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte("subscribe")) {
+	if bytes.Contains(b, []byte("\r\nsubscribe\r\n")) { // the command, not a script that speaks of it
 		c.subscribes.Store(true)
 	}
 	return c.Conn.Write(b)

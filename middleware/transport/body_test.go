@@ -161,7 +161,7 @@ func TestDoesNotTrustItsBaseWithLengths(t *testing.T) {
 	wantAnswer(t, ask(t, a, "http://example.com/", "Cache-Control", "only-if-cached"), 504, "")
 }
 
-// A HEAD has no body, of whatever length: also where the base doesn't say what it
+// A HEAD has no body, of any length: also where the base doesn't say what it
 // answers.
 func TestKnowsAHeadByItsOwnRequest(t *testing.T) {
 	a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) {
@@ -246,7 +246,7 @@ func TestLetsPrivateRequestsRunSideBySide(t *testing.T) {
 		all := make(chan struct{})
 		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "no-store")
-			_ = http.NewResponseController(w).Flush() // from here on nobody waits for it
+			_ = http.NewResponseController(w).Flush() // from here on no request waits for it
 			mu.Lock()
 			if inside++; inside == n {
 				close(all)
@@ -337,7 +337,7 @@ func TestReturnsWhenItsRequestEnds(t *testing.T) {
 			t.Errorf("the error is %v, want the cause of the context's end", err)
 		}
 		close(release)
-		wantAnswer(t, ask(t, b, v.URL), 200, "hello") // what it started goes on for others
+		wantAnswer(t, ask(t, b, v.URL), 200, "hello") // the call goes on for others
 		v.wantCalls(t, 1)
 	})
 }

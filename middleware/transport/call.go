@@ -35,7 +35,7 @@ type call struct {
 	d       *download   // nil: the header has not come
 }
 
-// A reply is what a call's client gets: one of opening, found and err.
+// A reply is the answer for a call's client: one of opening, found and err.
 type reply struct {
 	opening *opening
 	found   *found
@@ -151,7 +151,7 @@ func (c *call) tell(r reply) {
 func (c *call) offer(op *opening) { c.tell(reply{opening: op}) }
 
 // run makes the call and ends the turn. It returns when the response is recorded, or
-// when nobody reads it any more.
+// when no client reads it any more.
 func (c *call) run() {
 	returned := false
 	defer func() {
@@ -217,7 +217,7 @@ type response struct {
 	renewed        *httpcache.Page // the page that a 304 renews; nil: the status is another
 }
 
-// ask makes the call for all who share it, about a stored page if there is one. The
+// ask makes the call for all requests that share it, about a stored page if there is one. The
 // client's own conditions and ranges are left out.
 func (c *call) ask(ctx context.Context, stale *httpcache.Page) (*response, error) {
 	x := c.x
@@ -298,7 +298,7 @@ func (c *call) renew(r *response, stale *httpcache.Page) {
 	c.tell(reply{found: &found{page, page.Freshness.InitialAge, guard.Fetched, stored}, by304: r.d.resp.Header})
 }
 
-// receive decides at the header what becomes of a response that others wait for.
+// receive decides at the header about a response that others wait for.
 func (c *call) receive(r *response, stale, indexed *httpcache.Page) {
 	x, resp := c.x, r.d.resp
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
@@ -348,7 +348,7 @@ func (c *call) yield(op *opening, stale *httpcache.Page) {
 	op.d.pump()
 }
 
-// giveAway ends a turn whose response is for the call's client alone, who reads it at its
+// giveAway ends a turn whose response is for the call's client alone, which reads it at its
 // own pace.
 func (c *call) giveAway(turn *guard.Turn[*httpcache.Page], d *download) {
 	turn.Fill.Private = true

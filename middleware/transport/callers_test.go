@@ -21,7 +21,7 @@ import (
 	"github.com/stampedeguard/stampede/middleware/transport"
 )
 
-// A Key that leaves out what it takes for noise leaves out no credentials.
+// A Key that leaves out noise leaves out no credentials.
 func TestCustomKeysKeepCredentialsOfTheURL(t *testing.T) {
 	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "private, max-age=60")
@@ -91,7 +91,7 @@ func TestHeedsCancel(t *testing.T) {
 	for _, control := range []string{"max-age=60", "no-store"} {
 		cancel := make(chan struct{})
 		req, _ := http.NewRequest("GET", v.URL+"?"+control, nil)
-		req.Cancel = cancel //nolint:staticcheck // it is what this is about
+		req.Cancel = cancel //nolint:staticcheck // the test is about it
 		resp, err := tr.RoundTrip(req)
 		if err != nil {
 			t.Fatal(err)
@@ -107,7 +107,7 @@ func TestHeedsCancel(t *testing.T) {
 	}
 }
 
-// Whatever a request waits for, it ends with its Cancel, before the upstream has
+// A request that waits ends with its Cancel, before the upstream has
 // answered.
 func TestHeedsCancelWhileItWaits(t *testing.T) {
 	release := make(chan struct{})
@@ -129,12 +129,12 @@ func TestHeedsCancelWhileItWaits(t *testing.T) {
 	var others sync.WaitGroup
 	defer others.Wait()
 	defer close(release)
-	// waiting gives up a request once it waits, as somebody else can tell.
+	// waiting gives up a request once it waits, as another goroutine can tell.
 	waiting := func(path string, waits func() bool) {
 		t.Helper()
 		cancel := make(chan struct{})
 		req, _ := http.NewRequest("GET", v.URL+path, nil)
-		req.Cancel = cancel //nolint:staticcheck // it is what this is about
+		req.Cancel = cancel //nolint:staticcheck // the test is about it
 		ended := make(chan error, 1)
 		go func() {
 			resp, err := tr.RoundTrip(req)
@@ -240,8 +240,8 @@ func slowLeases(s cache.Store) cache.Store {
 	return t
 }
 
-// A client may use its request again, for somebody else, once it has read the response.
-// What goes on in the background is about the request as it was.
+// A client may use its request again, for another user, once it has read the response.
+// Work in the background is about the request as it was.
 func TestRefreshDoesNotSeeChangesOfItsRequest(t *testing.T) {
 	for _, vary := range []string{"", "Accept-Language"} {
 		synctest.Test(t, func(t *testing.T) {

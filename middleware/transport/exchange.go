@@ -169,7 +169,7 @@ func (x *exchange) compareHead(resp *http.Response) {
 	}
 }
 
-// A decision says what becomes of a response.
+// A decision is about a response at its header.
 type decision struct {
 	storable bool
 	private  bool            // nor may requests have it that waited for it
@@ -201,7 +201,7 @@ func (x *exchange) decide(status int, header http.Header, began, arrived time.Ti
 		names = append(slices.Clone(names), "Accept-Encoding")
 		slices.Sort(names)
 	}
-	// A private response is for the credentials in the key. Without any, it is for nobody else.
+	// A private response is for the credentials in the key. Without any, it is for no other request.
 	meant := func(a rfc9111.Audience) bool { return a == rfc9111.Anyone || (a == rfc9111.User && x.personal) }
 	d := decision{
 		storable: meant(dec.For), private: !meant(dec.Once), detail: string(dec.Reason),

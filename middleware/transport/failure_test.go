@@ -120,14 +120,14 @@ func TestSharesAFailureOnce(t *testing.T) {
 				t.Errorf("got %d", r.StatusCode)
 			}
 		}
-		if calls := v.calls.Load(); calls > 4 { // who came late makes one more
+		if calls := v.calls.Load(); calls > 4 { // a late request makes one more
 			t.Errorf("%d requests made %d calls", n, calls)
 		}
 	})
 }
 
-// A failure that is somebody's is told to nobody else but by its status, whatever it
-// says of its lifetime; nor is what it says of a cookie.
+// Of a user's failure, other users get the status alone: neither its body, for any
+// lifetime that it states, nor its cookie.
 func TestWaitersGetNoPrivateFailure(t *testing.T) {
 	for _, c := range []struct {
 		control string
@@ -368,7 +368,7 @@ func TestSpendsABudget(t *testing.T) {
 	wantAnswer(t, ask(t, b, v.URL+"/1", "Cache-Control", "no-cache"), 200, "hello") // a 304
 	waitUntil(t, func() bool { s, _ := quota.Peek(context.Background()); return s.Spent == 2 })
 
-	// The upstream says that nothing is left: everybody heeds it.
+	// The upstream says that nothing is left: the whole fleet heeds it.
 	limited.Store(true)
 	wantAnswer(t, ask(t, a, v.URL+"/2"), 200, "hello")
 	n := v.calls.Load()
@@ -382,7 +382,7 @@ func TestSpendsABudget(t *testing.T) {
 		}
 	}
 	v.wantCalls(t, n)
-	waitUntil(t, func() bool { // what is stale is served
+	waitUntil(t, func() bool { // a stale page is served
 		r := ask(t, b, v.URL+"/1")
 		wantAnswer(t, r, 200, "hello")
 		return strings.Contains(r.cacheStatus(), "fwd=stale")

@@ -15,6 +15,7 @@ import (
 	"github.com/stampedeguard/stampede/guard/budget"
 	"github.com/stampedeguard/stampede/internal/httpcache"
 	"github.com/stampedeguard/stampede/internal/nils"
+	"github.com/stampedeguard/stampede/internal/store"
 )
 
 var _ guard.Budget = (*budget.Budget)(nil) // the type that HostPolicy.Budget is made for
@@ -23,8 +24,8 @@ var _ guard.Budget = (*budget.Budget)(nil) // the type that HostPolicy.Budget is
 type Options struct {
 	// # The calls
 
-	// Base makes the calls. The transport does not see what Base adds to them: if it signs
-	// requests, or has a client certificate, the upstream answers it as somebody, and
+	// Base makes the calls. The transport does not see additions by Base: if it signs
+	// requests, or has a client certificate, the upstream answers it as a user, and
 	// transports for others need another Name, or they share its responses. An adder of
 	// credentials (an oauth2.Transport, say) should have this transport as its base, and not
 	// the other way round. Default [http.DefaultTransport].
@@ -38,13 +39,13 @@ type Options struct {
 	// MaxPause bounds the pause that an upstream may ask for (Retry-After). Default 15 min.
 	MaxPause time.Duration
 
-	// # What is stored, and for whom
+	// # Storing and sharing
 
 	// Name tells transports on one store apart, and is part of their keys. Transports of the
 	// same name share their entries, so it is the same in all processes of a fleet: letters,
 	// digits and "._-". Default "transport".
 	Name string
-	// Shared lets requests share whatever their credentials, by the rules of shared caches: a
+	// Shared lets requests share across credentials, by the rules of shared caches: a
 	// response to a request with credentials is stored only if it says public or s-maxage,
 	// and a private one never. A pause that the upstream asks one user for is that user's,
 	// in this process. Default: requests share only with requests
@@ -82,18 +83,18 @@ type Options struct {
 
 	// # Without Redis
 
-	// WhenUnavailable says what happens while Redis can't be reached. Default
-	// [guard.FailOpen]: each process calls for itself, once for identical requests.
-	WhenUnavailable guard.WhenUnavailable
+	// FailClosed returns an error while Redis does not answer. Without it each process calls
+	// for itself, once for identical requests.
+	FailClosed bool
 	// MaxUnguarded bounds the calls of a process at such a time. Default 256.
 	MaxUnguarded int
 
-	// # What is told
+	// # Reports
 
 	// CacheStatus is the cache's name in the Cache-Status of responses. Default "stampede".
 	CacheStatus string
 	// Observer gets the guard's events. Keys in events are digests. Default none.
-	Observer guard.Observer
+	Observer cache.Observer
 
 	// # The upstreams
 
@@ -241,11 +242,11 @@ func (o Options) validate() error {
 	if n := len(o.Secret); n > 0 && n < 16 {
 		bad("Secret has %d bytes, must have at least 16, or none", n)
 	}
-	if o.Keep != guard.Off && (o.Keep < time.Millisecond || o.Keep > cache.MaxTTL) {
-		bad("Keep is %v, must be from 1ms to %v, or guard.Off", o.Keep, cache.MaxTTL)
+	if o.Keep != guard.Off && (o.Keep < time.Millisecond || o.Keep > store.MaxTTL) {
+		bad("Keep is %v, must be from 1ms to %v, or guard.Off", o.Keep, store.MaxTTL)
 	}
-	if o.MaxPause < time.Millisecond || o.MaxPause > cache.MaxTTL {
-		bad("MaxPause is %v, must be from 1ms to %v", o.MaxPause, cache.MaxTTL)
+	if o.MaxPause < time.Millisecond || o.MaxPause > store.MaxTTL {
+		bad("MaxPause is %v, must be from 1ms to %v", o.MaxPause, store.MaxTTL)
 	}
 	for _, name := range append(append([]string(nil), o.Credentials...), o.Harmless...) {
 		if name == "" || strings.ContainsAny(name, " \t\r\n:,") {
@@ -277,8 +278,8 @@ func (p HostPolicy) validate(where string) error {
 		{"Retry.Base", p.Retry.Base},
 		{"Retry.MaxElapsed", p.Retry.MaxElapsed},
 	} {
-		if d.is < 0 || d.is > cache.MaxTTL {
-			bad("%s is %v, must be from 0 to %v", d.name, d.is, cache.MaxTTL)
+		if d.is < 0 || d.is > store.MaxTTL {
+			bad("%s is %v, must be from 0 to %v", d.name, d.is, store.MaxTTL)
 		}
 	}
 	if p.Retry.MaxDelay < p.Retry.Base {

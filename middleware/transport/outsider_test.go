@@ -17,7 +17,7 @@ import (
 	"github.com/stampedeguard/stampede/middleware/transport"
 )
 
-// Who makes a thousand requests at once, and leaves, closes, reads half or never
+// A caller that makes a thousand requests at once, and leaves, closes, reads half or never
 // closes, as it comes.
 func TestSurvivesCarelessCallers(t *testing.T) {
 	inFleets(t, func(t *testing.T, open openFleet) {
@@ -130,7 +130,7 @@ func TestUnderAClient(t *testing.T) {
 				}
 				b, _ := io.ReadAll(resp.Body)
 				resp.Body.Close()
-				// What the vendor let be stored sets no cookie the second time.
+				// A stored response sets no cookie the second time.
 				if got := string(b); got != "hello session="+who && (round == 0 || got != "hello ") {
 					t.Errorf("%s at %s: %q, %v", who, path, got, resp.Header)
 				}

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -365,9 +366,8 @@ func (x *exchange) failed(at slot, have *found, err error) (*http.Response, erro
 		return x.t.pass(x.req, x.p, x.fwd, "")
 	}
 	// The client gets the base's error without the pause that was added for the guard.
-	var pause *guard.RetryAfterError
-	if errors.As(err, &pause) {
-		err = pause.Err
+	if _, paused := guard.PauseOf(err); paused {
+		err = cmp.Or(errors.Unwrap(err), err)
 	}
 	return nil, err
 }

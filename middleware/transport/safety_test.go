@@ -137,7 +137,7 @@ func TestStoresSetCookieIfToldTo(t *testing.T) {
 		cacheable("hello")(w, r)
 	})
 	a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) { o.StoreSetCookie = true })
-	for range 2 { // without credentials nobody is known whose cookie it is
+	for range 2 { // without credentials the cookie is no known user's
 		wantCacheStatus(t, ask(t, a, v.URL), "detail=set-cookie")
 	}
 	ask(t, a, v.URL, "Authorization", "me")
@@ -147,8 +147,8 @@ func TestStoresSetCookieIfToldTo(t *testing.T) {
 	}
 }
 
-// A cookie that a 304 sets is for the one whose call it answered, as that of any other
-// response is, and for nobody who waited for it or comes later.
+// A cookie that a 304 sets is for the request of its call, as that of any other
+// response is, and for no request that waited for it or comes later.
 func TestCookieOfA304GoesToItsCall(t *testing.T) {
 	for _, control := range []string{"max-age=60", "no-cache"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -328,7 +328,7 @@ func gzipped(b []byte) []byte {
 	return buf.Bytes()
 }
 
-// A cookie that comes after the body is nobody else's either.
+// A cookie that comes after the body is no other user's either.
 func TestStoresNoSetCookieOfTrailers(t *testing.T) {
 	v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "Set-Cookie, X-Sum")
@@ -392,7 +392,7 @@ func Test304WithoutALeaseLeavesNewerPages(t *testing.T) {
 	}
 }
 
-// A 304 may say that a page varies, or is for nobody else, from now on.
+// A 304 may say that a page varies, or is for one user, from now on.
 func Test304EndsTheSharingOfAPage(t *testing.T) {
 	inFleets(t, func(t *testing.T, open openFleet) {
 		var later atomic.Bool

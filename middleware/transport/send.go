@@ -78,7 +78,7 @@ func (t *Transport) send(ctx context.Context, c attempt, req *http.Request) (*ht
 		backoff.WithBackOff(fullJitter(p.Retry)), backoff.WithMaxTries(uint(p.Retry.Max)+1),
 		backoff.WithMaxElapsedTime(p.Retry.MaxElapsed), backoff.WithNotify(again))
 	if last != nil {
-		return last, nil // the last answer, whatever it was
+		return last, nil // the last answer
 	}
 	if err == nil {
 		return resp, nil

@@ -66,7 +66,7 @@ func New(store cache.Store, o Options) (*Transport, error) {
 	g, err := guard.New[*httpcache.Page](store, o.Name, guard.Policy{
 		TTL: indexTTL, Bypass: o.Bypass, FetchTimeout: o.FetchTimeout + wait + timeoutGrace,
 		WaitTimeout: o.WaitTimeout + wait, OnWaitTimeout: guard.StaleOrFetch,
-		WhenUnavailable: o.WhenUnavailable, MaxUnguarded: o.MaxUnguarded,
+		FailClosed: o.FailClosed, MaxUnguarded: o.MaxUnguarded,
 		MaxBytes: most + maxHeader, Codec: httpcache.Codec{}, Errors: httpcache.Errors(nil),
 		Near: o.Near, Observer: o.Observer,
 	})
@@ -100,7 +100,7 @@ func (t *Transport) policyFor(req *http.Request) *HostPolicy {
 	return t.opts.policyOf(httpcache.CanonicalHost(req.URL.Scheme, req.URL.Host))
 }
 
-// Purge deletes what is stored for a GET or HEAD of the request's URL and credentials.
+// Purge deletes the responses that are stored for a GET or HEAD of the request's URL and credentials.
 // The response of a call that is under way will not be stored. Errors as of
 // [guard.Guard.Delete].
 func (t *Transport) Purge(req *http.Request) error { return t.forget(req, t.policyFor(req)) }

@@ -39,7 +39,7 @@ func TestServesFreshResponsesToTheWholeFleet(t *testing.T) {
 	})
 }
 
-// waitStored waits until what was read is stored, too, which is a moment later.
+// waitStored waits until a response that was read is stored, a moment later.
 func waitStored(t testing.TB, tr http.RoundTripper, url string, header ...string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; {
@@ -427,7 +427,7 @@ func TestObeysTheRequest(t *testing.T) {
 	})
 }
 
-// A request that is to be answered from what is stored alone is never passed on.
+// A request that is to be answered from the store alone is never passed on.
 func TestPassesNothingOnThatIsOnlyIfCached(t *testing.T) {
 	v := newVendor(t, cacheable("hello"))
 	a := newTransport(t, memoryFleet(t)())

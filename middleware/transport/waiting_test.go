@@ -28,7 +28,7 @@ type payingFleet struct {
 	calls  []string // paths
 }
 
-// withBudget runs a test in fake time. Each answer is what control says, with the
+// withBudget runs a test in fake time. Each answer is as control says, with the
 // path as its body.
 func withBudget(t *testing.T, l budget.Limit, control string, test func(f *payingFleet), change ...func(*transport.Options)) {
 	synctest.Test(t, func(t *testing.T) {
@@ -68,7 +68,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// get asks within a time, and returns what came of it.
+// get asks within a time, and returns the outcome.
 func (f *payingFleet) get(process int, path string, within time.Duration, header ...string) (answered, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
@@ -144,7 +144,7 @@ func TestCountsNoWaitForABudgetAsAge(t *testing.T) {
 	})
 }
 
-// Who can't wait for the next slot is told at once when that will be.
+// A request that can't wait for the next slot is told its time at once.
 func TestBudgetWaitEndsWithTheRequestsDeadline(t *testing.T) {
 	withBudget(t, every(10*time.Second), "max-age=60", func(f *payingFleet) {
 		_, _ = f.get(0, "/1", time.Minute)
@@ -154,7 +154,7 @@ func TestBudgetWaitEndsWithTheRequestsDeadline(t *testing.T) {
 		if !ok || exhausted.RetryAfter < 9*time.Second || time.Since(start) > 100*time.Millisecond {
 			f.Errorf("got %v after %v", err, time.Since(start))
 		}
-		// But another's deadline bounds nobody's wait, if that one left.
+		// But another's deadline bounds no wait, if that one left.
 		got := make(chan error, 2)
 		for i, within := range []time.Duration{time.Second, time.Minute} {
 			go func() {
@@ -170,7 +170,7 @@ func TestBudgetWaitEndsWithTheRequestsDeadline(t *testing.T) {
 	})
 }
 
-// Nothing is spent for those who have left.
+// Nothing is spent for requests that have left.
 func TestSpendsNothingForRequestsThatHaveLeft(t *testing.T) {
 	withBudget(t, every(time.Second), "max-age=60", func(f *payingFleet) {
 		_, _ = f.get(0, "/", time.Minute)
@@ -286,7 +286,7 @@ func TestKeepsACallsSlotUntilItIsOver(t *testing.T) {
 		},
 		"a body that is forgotten, of a context that ends": func(f *payingFleet, call calling, free func() bool) {
 			ctx, cancel := context.WithCancel(f.Context())
-			_ = call(ctx, f.rts[0], "POST", "/") //nolint:bodyclose // it is what this is about
+			_ = call(ctx, f.rts[0], "POST", "/") //nolint:bodyclose // the test is about it
 			time.Sleep(2 * time.Minute)
 			if free() {
 				f.Error("before its context's end a second call was made")

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sort"
 	"time"
+
+	"github.com/stampedeguard/stampede/guard"
 )
 
 // This file holds the check of values: P3 of the lease protocol, and what a
@@ -23,6 +25,9 @@ func (c *checker) wrong(g *Get) string {
 		return fmt.Sprintf("it is private to caller %d of process %d", o.Caller, o.Proc)
 	}
 	at := c.latest(o)
+	if kindOf(g.Key) == kindReserve && g.Source == guard.FromReserve.String() {
+		return c.wrongReserve(g, at)
+	}
 	names := append(tagsOf(g.Key), g.Key)
 	for _, name := range names {
 		if ch := c.barriers[name].before(g.Start, at); ch != nil {
@@ -45,6 +50,22 @@ func (c *checker) wrong(g *Get) string {
 	}
 	return ""
 }
+
+// wrongReserve is wrong for a value of the reserve: a process that Redis does not answer does
+// not hear of the changes of others, and keeps a value for as long as the value's terms and
+// ten seconds after Redis is back allow.
+func (c *checker) wrongReserve(g *Get, at Stamp) string {
+	if ch := c.own[ownKey{g.Proc, g.Key}].before(g.Start, at); ch != nil {
+		return fmt.Sprintf("%s, but the process itself called %s at %s, which returned at %s", describe(g.Origin), ch.Op, clock(ch.Start), clock(ch.End))
+	}
+	if age := g.Start.Sub(g.Origin.At); at != forever && age > c.Terms.HardTTL+afterOutage {
+		return fmt.Sprintf("%s, %v before", describe(g.Origin), age)
+	}
+	return ""
+}
+
+// afterOutage is how long the reserve serves values beyond an outage.
+const afterOutage = 10 * time.Second
 
 // latest is the last instant at which the value can have become current: when
 // the fetch started, or the Set returned. A Set that failed may do so any time.
@@ -109,6 +130,15 @@ func (b *barriers) add(ch *Change, firm Stamp) {
 		return
 	}
 	b.firm = append(b.firm, ch)
+}
+
+func addTo[K comparable](all map[K]*barriers, key K, ch *Change, firm Stamp) {
+	b := all[key]
+	if b == nil {
+		b = &barriers{}
+		all[key] = b
+	}
+	b.add(ch, firm)
 }
 
 func (b *barriers) sort() {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sort"
 	"time"
+
+	"github.com/stampedeguard/stampede/guard"
 )
 
 // Calm is the name under which is counted what happened while nothing was
@@ -30,6 +32,7 @@ type Verdict struct {
 	Errors      map[string]int `json:"errors"`
 	Fetches     int            `json:"fetches"`
 	ServedMany  int            `json:"served_by_get_many"` // of Served
+	Reserved    int            `json:"served_by_reserve"`  // of Served
 	Invalidated int            `json:"invalidations"`      // Deletes, Sets and DeleteTags acknowledged
 	TagsDeleted int            `json:"tags_deleted"`       // of them
 	WorstMS     float64        `json:"worst_latency_ms"`
@@ -82,12 +85,19 @@ type checker struct {
 	*History
 	*Verdict
 	barriers map[string]*barriers
+	own      map[ownKey]*barriers // of one process, also those that it could not have acknowledged
 	sets     map[source]*Change
 	pauses   map[int][]Pause
 	ended    map[int]Stamp    // processes that were killed, or closed
 	lost     map[string]bool  // tokens of leases known to be lost
 	changed  map[string]spans // by key: when its lease may have been ended
 	lossy    map[*Change]bool // changes that were found lost
+}
+
+// An ownKey is a key as one process has changed it.
+type ownKey struct {
+	proc int
+	key  string
 }
 
 type source struct {
@@ -104,7 +114,7 @@ func Check(h *History) *Verdict {
 			HeapGrowth: map[int]int64{}, Events: map[string]int{}, Findings: []string{}, Lost: []string{}, Loose: []string{},
 			Faults: map[string]*Tally{Calm: {Times: 1, Errors: map[string]int{}}},
 		},
-		barriers: map[string]*barriers{}, sets: map[source]*Change{}, pauses: map[int][]Pause{},
+		barriers: map[string]*barriers{}, own: map[ownKey]*barriers{}, sets: map[source]*Change{}, pauses: map[int][]Pause{},
 		ended: map[int]Stamp{}, lost: map[string]bool{}, changed: map[string]spans{}, lossy: map[*Change]bool{},
 	}
 	c.index()
@@ -126,6 +136,9 @@ func (c *checker) index() {
 		c.change(&c.Changes[i])
 	}
 	for _, b := range c.barriers {
+		b.sort()
+	}
+	for _, b := range c.own {
 		b.sort()
 	}
 	for _, p := range c.Pauses {
@@ -163,19 +176,20 @@ func (c *checker) change(ch *Change) {
 	if ch.Op == opSet {
 		c.sets[source{ch.Proc, ch.Seq}] = ch
 	}
-	if ch.Op == opExpire || !ch.acknowledged() {
+	if ch.Op == opExpire || ch.End == 0 {
+		return
+	}
+	if kindOf(ch.Key) == kindReserve {
+		addTo(c.own, ownKey{ch.Proc, ch.Key}, ch, c.firmAt(ch))
+	}
+	if !ch.acknowledged() {
 		return
 	}
 	c.Invalidated++
 	if ch.Op == opDeleteTag {
 		c.TagsDeleted++
 	}
-	b := c.barriers[ch.Key]
-	if b == nil {
-		b = &barriers{}
-		c.barriers[ch.Key] = b
-	}
-	b.add(ch, c.firmAt(ch))
+	addTo(c.barriers, ch.Key, ch, c.firmAt(ch))
 }
 
 // faultAt is the fault in which an instant lies; nil: none.
@@ -228,6 +242,9 @@ func (c *checker) get(g *Get) {
 	t.Served++
 	if g.Many {
 		c.ServedMany++
+	}
+	if g.Source == guard.FromReserve.String() {
+		c.Reserved++
 	}
 	if why := c.wrong(g); why != "" {
 		c.Wrong++

@@ -41,6 +41,14 @@ func got(proc, from, to int, o *chaos.Origin) chaos.Get {
 	return chaos.Get{Proc: proc, Key: key, Caller: 7, Start: at(from), End: at(to), Deadline: at(from + 5000), Origin: o}
 }
 
+// reserved has process 3 get the value from its reserve after a Delete by a process.
+func reserved(h *chaos.History, by int) {
+	ch, g, o := changed("delete", 1, 300, 310), got(3, 311, 320, nil), *fetched(1, 1, 100)
+	ch.Proc, ch.Key, g.Key, o.Key = by, "reserve-1", "reserve-1", "reserve-1"
+	g.Origin, g.Source = &o, "reserve"
+	h.Changes, h.Gets = append(h.Changes, ch), append(h.Gets, g)
+}
+
 func changed(op string, seq uint64, from, to int) chaos.Change {
 	return chaos.Change{Proc: 2, Op: op, Key: key, Seq: seq, Start: at(from), End: at(to)}
 }
@@ -65,6 +73,20 @@ func TestCheckFindsWrongValues(t *testing.T) {
 		{"older than a Delete that started before another and returned after it", 1, func(h *chaos.History) {
 			h.Changes = append(h.Changes, changed("delete", 1, 300, 400), changed("delete", 2, 320, 350))
 			h.Gets = append(h.Gets, got(3, 360, 370, fetched(1, 1, 310)))
+		}},
+		{"from the reserve, older than a Delete of another process", 0, func(h *chaos.History) {
+			reserved(h, 2)
+		}},
+		{"from the reserve, older than a Delete of its own", 1, func(h *chaos.History) {
+			reserved(h, 3)
+		}},
+		{"from the reserve, older than a Delete of its own that failed", 1, func(h *chaos.History) {
+			reserved(h, 3)
+			h.Changes[0].Err = "unavailable"
+		}},
+		{"from the reserve, too old", 1, func(h *chaos.History) {
+			reserved(h, 2)
+			h.Gets[len(h.Gets)-1].Start, h.Gets[len(h.Gets)-1].End = at(15_101), at(15_102)
 		}},
 		{"called at the instant in which Delete returned", 0, func(h *chaos.History) {
 			h.Changes = append(h.Changes, changed("delete", 1, 300, 310))

@@ -108,7 +108,7 @@ func (c *child) open() error {
 	}
 	for _, k := range kinds {
 		policy := withTimes(k.policy)
-		if k.changed {
+		if k.changed && k.name != kindReserve {
 			policy.Reserve.MaxBytes = guard.Off // the checks know no exception for processes that are cut off
 		}
 		policy.Observer = c

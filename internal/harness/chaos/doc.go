@@ -17,6 +17,8 @@
 //     stale: the same, with values served stale during a refresh; raced: the
 //     same, at the very moment in which a fetch ends; tagged: as raced, and
 //     DeleteTag of tags that keys share.
+//   - reserve: as deleted, and each process serves its last good values while Redis does not
+//     answer it. The other kinds that are changed have no reserve.
 //   - slow: fetches that take seconds and don't heed their context, for callers
 //     who don't wait that long.
 //   - failing: the fetch fails, panics, or asks everybody to wait.
@@ -49,6 +51,8 @@
 //     the clock, got a value whose fetch started before that change, or that a
 //     Set before it had stored. Also: a value of another key, a damaged one, or
 //     somebody else's private one; and from GetMany neither value nor error.
+//     A value of the reserve must not be older than a change that the process itself made,
+//     acknowledged or not, nor older than its terms allow with ten seconds more.
 //   - Stuck callers: not back a second after the end of their own context. Time
 //     in which the whole process did not run does not count: a freeze by the
 //     nemesis, or a machine that had no time for it (as the process notices

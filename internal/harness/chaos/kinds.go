@@ -17,6 +17,7 @@ const (
 	kindFailing = "failing"
 	kindCold    = "cold"
 	kindTagged  = "tagged"
+	kindReserve = "reserve"
 
 	opDelete    = "delete"
 	opSet       = "set"
@@ -57,7 +58,7 @@ var kinds = []kind{
 	},
 	{
 		name: "short", keys: 4, weight: 10, burst: 4, fetch: 20 * time.Millisecond,
-		policy: guard.Policy{TTL: 50 * time.Millisecond, WhenUnavailable: guard.FailClosed},
+		policy: guard.Policy{TTL: 50 * time.Millisecond, FailClosed: true},
 	},
 	{
 		name: "deleted", keys: 6, weight: 25, burst: 6, fetch: 120 * time.Millisecond, changed: true,
@@ -75,6 +76,10 @@ var kinds = []kind{
 		name: kindTagged, keys: 6, weight: 10, burst: 4, fetch: 40 * time.Millisecond, changed: true, raced: true,
 		policy: guard.Policy{TTL: 3 * time.Second},
 		opts:   []guard.Option[string]{guard.TagsOf(func(key, _ string) []string { return tagsOf(key) })},
+	},
+	{
+		name: kindReserve, keys: 6, weight: 10, burst: 4, fetch: 60 * time.Millisecond, changed: true, single: true,
+		policy: guard.Policy{TTL: 2 * time.Second, Stale: time.Second, Reserve: guard.Reserve{MaxBytes: 1 << 20}},
 	},
 	{
 		name: "slow", keys: 3, weight: 3, burst: 4, fetch: 2 * time.Second, deaf: true,

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
-	"github.com/stampedeguard/stampede/guard"
 )
 
 // A breaker is what a process's store has told of its breaker, and what the checks
@@ -70,7 +69,7 @@ func (b *book) waitedForRedis(w *world, o *op) {
 	}
 	w.seen("call while the breaker was open")
 	fetches := o.kind == get || o.kind == getMany || o.kind == reload
-	if fetches && (w.plan.policy.WhenUnavailable == guard.FailOpen || w.fetchedMeanwhile(o)) {
+	if fetches && (!w.plan.policy.FailClosed || w.fetchedMeanwhile(o)) {
 		return
 	}
 	if waited := o.took.Sub(o.began); waited > ms {

@@ -217,18 +217,18 @@ func newPlan(rng *rand.Rand) plan {
 	}
 	p.readTimeout = p.redisTimeout * time.Duration(pick(rng, 6, 13, 22, 41)) / 10 // never the same
 	p.policy = guard.Policy{
-		TTL:             pick(rng, 40*ms, 300*ms, 3*time.Second),
-		Stale:           pick(rng, 0, 0, 200*ms, 2*time.Second),
-		Lease:           pick(rng, 150*ms, 400*ms, 1500*ms),
-		FetchTimeout:    pick(rng, 300*ms, 800*ms, 3*time.Second),
-		WaitTimeout:     pick(rng, 0, 300*ms, 2*time.Second),
-		Negative:        pick(rng, 0, 30*ms, guard.Off),
-		ErrorPause:      pick(rng, 0, 50*ms, guard.Off),
-		Bypass:          pick(rng, 50*ms, 500*ms),
-		MaxAttempts:     pick(rng, 1, 2, 3, guard.Off),
-		MaxUnguarded:    pick(rng, 4, 32), // seldom reached: who comes first is Go's
-		Beta:            pick(rng, 0, 0.5, guard.Off),
-		WhenUnavailable: pick(rng, guard.FailOpen, guard.FailOpen, guard.FailClosed),
+		TTL:          pick(rng, 40*ms, 300*ms, 3*time.Second),
+		Stale:        pick(rng, 0, 0, 200*ms, 2*time.Second),
+		Lease:        pick(rng, 150*ms, 400*ms, 1500*ms),
+		FetchTimeout: pick(rng, 300*ms, 800*ms, 3*time.Second),
+		WaitTimeout:  pick(rng, 0, 300*ms, 2*time.Second),
+		Negative:     pick(rng, 0, 30*ms, guard.Off),
+		ErrorPause:   pick(rng, 0, 50*ms, guard.Off),
+		Bypass:       pick(rng, 50*ms, 500*ms),
+		MaxAttempts:  pick(rng, 1, 2, 3, guard.Off),
+		MaxUnguarded: pick(rng, 4, 32), // seldom reached: who comes first is Go's
+		Beta:         pick(rng, 0, 0.5, guard.Off),
+		FailClosed:   pick(rng, false, false, true),
 	}
 	if rng.IntN(2) == 0 { // else the strict model applies
 		p.policy.Reserve.MaxBytes = guard.Off
@@ -256,9 +256,9 @@ func newPlan(rng *rand.Rand) plan {
 	}
 	y := p.policy
 	p.description = fmt.Sprintf("%d processes, %d keys, %d calls, calm %v, troubles %d‰ of %v; lost: requests %d‰, answers %d‰, messages %d‰; delayed: %d‰, messages %d‰; "+
-		"reserve %d; TTL %v, stale %v/%v, lease %v, fetch timeout %v, wait timeout %v, negative %v, pause %v, bypass %v, attempts %d, early %v, unavailable %d; Redis timeout %v/%v, poll %v, fetches %v",
+		"reserve %d; TTL %v, stale %v/%v, lease %v, fetch timeout %v, wait timeout %v, negative %v, pause %v, bypass %v, attempts %d, early %v, fail closed %v; Redis timeout %v/%v, poll %v, fetches %v",
 		p.processes, p.keys, p.ops, p.calm, p.trouble, p.troubles, p.loseRequest, p.loseAnswer, p.loseMessage, p.delay, p.delayMessage,
-		y.Reserve.MaxBytes, y.TTL, y.Stale, y.StaleIfError, y.Lease, y.FetchTimeout, y.WaitTimeout, y.Negative, y.ErrorPause, y.Bypass, y.MaxAttempts, y.Beta, y.WhenUnavailable,
+		y.Reserve.MaxBytes, y.TTL, y.Stale, y.StaleIfError, y.Lease, y.FetchTimeout, y.WaitTimeout, y.Negative, y.ErrorPause, y.Bypass, y.MaxAttempts, y.Beta, y.FailClosed,
 		p.redisTimeout, p.readTimeout, p.poll, p.longest)
 	return p
 }

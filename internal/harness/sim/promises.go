@@ -31,7 +31,7 @@ func (w *world) noticeFetches() {
 	for _, f := range news {
 		b.spent(w, f)
 		if f.token == "" {
-			if w.plan.calm && w.plan.private == 0 {
+			if w.plan.calm && w.plan.private == 0 && !w.queued(f.op.p, f.key) {
 				w.violate("calm", "fetch %s runs without a lease though nothing was wrong", f.name)
 			}
 			continue
@@ -46,6 +46,15 @@ func (w *world) noticeFetches() {
 			b.beside++
 		}
 	}
+}
+
+// queued reports whether the process has queued a change of the key or of a tag that its
+// values carry, as a caller's deadline cut its call off. Until that change is carried out the process counts Redis as away.
+func (w *world) queued(p *process, key string) bool {
+	names := append(tagsOf(key), key)
+	return slices.ContainsFunc(w.ops, func(o *op) bool {
+		return o.p == p && slices.Contains(names, o.key) && w.done(o) && errors.Is(o.err, guard.ErrQueued)
+	})
 }
 
 // noticeReturns judges what callers were given.
@@ -149,7 +158,7 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 // does not tell.
 func (o *op) mayBeReserved() bool {
 	y := o.p.w.plan.policy
-	on := y.Reserve.MaxBytes != guard.Off && y.WhenUnavailable != guard.FailClosed
+	on := y.Reserve.MaxBytes != guard.Off && !y.FailClosed
 	return o.source == guard.FromReserve || o.kind == getMany && on
 }
 
@@ -159,7 +168,7 @@ func (o *op) mayBeReserved() bool {
 func (b *book) gaveReserve(w *world, o *op, given string, f *fetch, at time.Time) {
 	w.seen("reserve value")
 	y := w.plan.policy
-	if y.Reserve.MaxBytes == guard.Off || y.WhenUnavailable == guard.FailClosed {
+	if y.Reserve.MaxBytes == guard.Off || y.FailClosed {
 		w.violate("reserve", "%v was given %q from a reserve that is off", o, given)
 	}
 	oldest := y.TTL + max(y.Stale, y.StaleIfError) + ms
@@ -240,7 +249,7 @@ func (b *book) gaveError(w *world, o *op, key string, err error) {
 	case errors.Is(err, guard.ErrMiss) && o.kind == peek:
 		return
 	}
-	if w.plan.calm && (errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrWaitTimeout) || errors.Is(err, guard.ErrFetchTimeout)) {
+	if w.plan.calm && !w.queued(o.p, key) && (errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrWaitTimeout) || errors.Is(err, guard.ErrFetchTimeout)) {
 		w.violate("calm", "%v was told %v though nothing was wrong", o, err)
 	}
 	_, name, ok := strings.Cut(plain(err.Error()), key+" fetch ")
