@@ -29,7 +29,7 @@ import (
 // no reserve.
 type Reserve struct {
 	// MaxBytes bounds the memory of the values, encoded, with their keys and an allowance of
-	// 512 bytes each. A value that has to be decoded counts twice. Default 32 MiB; Off turns
+	// 640 bytes each. A value that has to be decoded counts twice. Default 32 MiB; Off turns
 	// the reserve off: without Redis, each call then waits for a fetch.
 	MaxBytes int
 	// MaxEntries bounds the number of values. Default: only MaxBytes bounds it.
@@ -47,7 +47,7 @@ const (
 	// defaultReserve is Reserve.MaxBytes by default.
 	defaultReserve = 32 << 20
 	// reserveAllowance is about what a value takes up besides its bytes and its key.
-	reserveAllowance = 512
+	reserveAllowance = 640
 	// reserveWays is how many values a set of the table holds.
 	reserveWays = 8
 	// refreshShare is the part of Policy.MaxUnguarded that refreshes of the reserve's values
