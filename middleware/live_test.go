@@ -200,7 +200,9 @@ func TestRunEndsWithItsLastReader(t *testing.T) {
 		default:
 		}
 		waiter.leave()
-		<-ended
+		if err := <-ended; err == nil {
+			t.Error("the run's last write succeeded")
+		}
 	})
 }
 

@@ -53,7 +53,7 @@ func (a *reply) copyBody(body *httpcache.Reader, status int, trailer func() http
 		}
 		if !wrote && err == nil && (len(part) >= httpcache.WakeAt || flush || done) {
 			wrote = true
-			if done && err == nil {
+			if done {
 				knowLength(h, trailer(), status, len(part))
 				declare(h, trailer())
 			}

@@ -50,8 +50,12 @@ var cases = []test{
 	{name: "fleet-miss", kind: fleet, expects: "a herd at two caches is one arrival", run: fleetMiss},
 	{name: "fleet-swr", kind: fleet, expects: "one refresh for two caches, for which no client waits", run: staleWhileRevalidate(1)},
 	{name: "fleet-purge", kind: fleet, expects: "a POST at one cache purges the page at the other", run: fleetPurge},
-	{name: "restart", kind: required, expects: "a restart during a fetch: no client hangs, and the next gets the page", alone: true, run: restart,
-		needs: func(s *suite) bool { return s.restart != "" }},
-	{name: "fleet-crash", kind: fleet, expects: "a cache dies during its fetch: the clients of the other get the page soon", alone: true, run: fleetCrash,
-		needs: func(s *suite) bool { return s.crash != "" }},
+	{
+		name: "restart", kind: required, expects: "a restart during a fetch: no client hangs, and the next gets the page", alone: true, run: restart,
+		needs: func(s *suite) bool { return s.restart != "" },
+	},
+	{
+		name: "fleet-crash", kind: fleet, expects: "a cache dies during its fetch: the clients of the other get the page soon", alone: true, run: fleetCrash,
+		needs: func(s *suite) bool { return s.crash != "" },
+	},
 }

@@ -68,6 +68,7 @@ func (r *run) askUntil(p *page, enough func(n int) bool, opts ...option) (a answ
 		a.err = err
 		return a
 	}
+	defer resp.Body.Close()
 	a.status, a.header = resp.StatusCode, resp.Header
 	buf := make([]byte, 32<<10)
 	for len(a.body) < maxBody && (enough == nil || !enough(len(a.body))) {
