@@ -3,11 +3,13 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
@@ -240,4 +242,65 @@ func TestRefusedRenewalDeletesNothing(t *testing.T) {
 			})
 		}
 	}
+}
+
+// heldTags holds up the script that records a change of a tag, after the change has drawn its
+// number from the clock.
+type heldTags struct{ reached, open chan struct{} }
+
+func (h heldTags) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h heldTags) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.pass([]redis.Cmder{cmd})
+		return next(ctx, cmd)
+	}
+}
+
+func (h heldTags) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.pass(cmds)
+		return next(ctx, cmds)
+	}
+}
+
+func (h heldTags) pass(cmds []redis.Cmder) {
+	for _, cmd := range cmds {
+		if args := cmd.Args(); len(args) > 3 && strings.HasSuffix(fmt.Sprint(args[3]), ":tag") {
+			close(h.reached)
+			<-h.open
+		}
+	}
+}
+
+// The deletion of a tag draws its number, the value is read for validation, and only then the
+// deletion is recorded. The number of the validating fetch is above that of the deletion.
+func TestRenewalDuringADeletionOfItsTagIsRefused(t *testing.T) {
+	p := policy(kept, tagged("t"))
+	faulty(t, p, cache.Options{RedisTimeout: 20 * time.Second}, func(w *world, _ *network, client *redis.Client, deleting *guard.Guard[string]) {
+		s, err := cache.NewRedis(w.server.Client(), cache.Options{Namespace: "test"})
+		must(w, err)
+		g, err := guard.New[string](s, "g", p)
+		must(w, err)
+		defer func() { must(w, errors.Join(g.Close(), s.Close())) }()
+		time.Sleep(time.Second)
+		must(w, g.Set(ctx, "k", "old"))
+		time.Sleep(p.TTL + time.Second)
+		h := heldTags{make(chan struct{}), make(chan struct{})}
+		client.AddHook(h)
+		deleted := make(chan error)
+		go func() { deleted <- deleting.DeleteTag(ctx, "t") }()
+		<-h.reached
+		_, _ = g.Load(ctx, "k", func(_ context.Context, f *guard.Fill[string]) (string, error) {
+			if f.Stale == nil {
+				w.Error("no value to validate")
+			}
+			close(h.open)
+			must(w, <-deleted)
+			return "", guard.ErrNotModified
+		})
+		if r, err := g.Load(ctx, "k", stillGood(&origin{}, func(*guard.Fill[string]) {})); err != nil || r.Value != "v1" {
+			w.Errorf("after the deletion: %+v, %v", r, err)
+		}
+	})
 }

@@ -508,7 +508,8 @@ func (clockless) Stamp(context.Context) (store.Stamp, error) {
 
 func TestTaggedValuesNeedTheClockOfTags(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.guard(clockless{tap.New(w.open())}, policy())
+		rec := &recorder{}
+		g := w.guard(clockless{tap.New(w.open())}, policy(func(p *guard.Policy) { p.Observer = rec }))
 		time.Sleep(time.Second)
 		o := &origin{}
 		for range 2 {
@@ -519,6 +520,14 @@ func TestTaggedValuesNeedTheClockOfTags(t *testing.T) {
 		o.fetched(w, 2)
 		if r := loads(w, g, "k", o.withTags()); !r.Stored {
 			w.Errorf("without tags: %+v", r)
+		}
+		for _, e := range rec.events {
+			if e.Kind == cache.FillRefused && (e.Reason != "tag" || !strings.Contains(e.Err.Error(), "the clock of tags could not be read")) {
+				w.Errorf("refused as %q: %v", e.Reason, e.Err)
+			}
+		}
+		if n := rec.count(cache.FillRefused); n != 2 {
+			w.Errorf("%d fills were refused", n)
 		}
 	})
 }

@@ -18,7 +18,7 @@ func (id ID) IsZero() bool { return id == ID{} }
 // String is the ID in hexadecimal.
 func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
-// ParseID reads what [ID.String] wrote.
+// ParseID reads the text that [ID.String] wrote.
 func ParseID(s string) (ID, error) {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != len(ID{}) {
@@ -35,7 +35,7 @@ func ParseID(s string) (ID, error) {
 // gone, is no error. A backend never retries an Acquire of which it does not know the fate:
 // a lock that is granted late would have no holder.
 type Backend interface {
-	// Acquire grants the lock, or tells who holds it.
+	// Acquire grants the lock, or names a holder.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 	// Extend has the lock end TTL from now, and raises the fence to h.Fence if that is
 	// higher. It answers false if the ID does not hold the lock any more.
@@ -44,8 +44,8 @@ type Backend interface {
 	Release(ctx context.Context, h Hold) (bool, error)
 	// Inspect tells about a lock that may have several holders.
 	Inspect(ctx context.Context, name string, holders int) (State, error)
-	// Watch sends when a waiter should ask again: after a release, or when one may have been
-	// missed. The channel has room for one, and is never closed. Where there is nothing to
+	// Watch sends when a waiter should ask again: after the release of a holder because of
+	// which an Acquire was refused, or when a release may have been missed. The channel has room for one, and is never closed. Where there is nothing to
 	// subscribe to it is nil, and waiters poll. Call stop once.
 	Watch(name string) (changed <-chan struct{}, stop func())
 }
@@ -98,13 +98,13 @@ type Hold struct {
 	job *jobOutcome
 }
 
-// A State is what is known of a lock.
+// A State describes a lock.
 type State struct {
 	Holders []Holder
 	Fence   uint64 // of the last grant; 0: not known
 }
 
-// A Holder is who holds a lock.
+// A Holder is one holder of a lock.
 type Holder struct {
 	ID   ID            // zero: a client of another make
 	Left time.Duration // until the lock ends, unless it is renewed

@@ -25,7 +25,7 @@ func TestClusterKeepsContract(t *testing.T) {
 		n++
 		namespace := "test" + string(rune('a'+n))
 		return func() lock.Backend {
-			s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: namespace, RedisTimeout: time.Second})
+			s, err := cache.NewRedis(cluster.Client(), cache.Options{Namespace: namespace, RedisTimeout: 5 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -33,7 +33,7 @@ func (l *Locker) do(ctx context.Context, name string, t terms, f func(context.Co
 			err = joined(ErrLost, err)
 		}
 	}()
-	return f(k.ctx, k)
+	return f(k.Context(), k)
 }
 
 // leadAgain is the longest pause of Lead between two terms.
@@ -81,7 +81,7 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Conte
 	}
 }
 
-// A leaderError is what f has returned while it led.
+// A leaderError is the error of f while it led.
 type leaderError struct{ err error }
 
 func (e *leaderError) Error() string { return e.err.Error() }

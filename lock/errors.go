@@ -79,7 +79,7 @@ func (e *QuorumError) Unwrap() []error {
 	return errs
 }
 
-// A Vote is what one backend last said of a lock.
+// A Vote is the last answer of one backend about a lock.
 type Vote struct {
 	Backend string
 	State   VoteState
@@ -91,7 +91,7 @@ type Vote struct {
 // A VoteState is the kind of a [Vote].
 type VoteState byte
 
-// What a backend says.
+// The answers of a backend.
 const (
 	VotePending VoteState = iota // no answer yet
 	VoteYes                      // the lock is held there

@@ -52,7 +52,7 @@ func (b *files) String() string { return b.dir }
 
 func (b *files) alivePath(process string) string { return filepath.Join(b.dir, "process-"+process) }
 
-// A record is what a file holds about a lock.
+// A record is the content of a lock's file.
 type record struct {
 	Name    string        `json:"name"` // quoted by %q, for people; any bytes are a name
 	Fence   uint64        `json:"fence"`
@@ -187,7 +187,7 @@ func (b *files) Acquire(ctx context.Context, r Request) (g Grant, err error) {
 	return g, err
 }
 
-// refuse says who holds the lock, or removes the suspect if it is dead.
+// refuse names the holder of the lock, or removes the suspect if it is dead.
 func (b *files) refuse(g *Grant, rec *record, r *Request, now int64) {
 	for i, h := range rec.Holders {
 		id, _ := ParseID(h.ID)

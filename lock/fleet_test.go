@@ -28,23 +28,21 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-// A fleetOrder is what a holder is told first.
+// A fleetOrder is the first word to a holder.
 type fleetOrder struct {
 	Addr string
 	TTL  time.Duration
 }
 
-// A fleetMessage is what a holder tells: that it has the lock; and, when it is told to write,
-// whether its context was good.
+// A fleetMessage says that a holder has the lock, or that the lock is lost.
 type fleetMessage struct {
 	Held  bool
-	Wrote bool
+	Good  time.Time // the context was good after this, at the last look
 	Cause string
-	At    time.Time
 }
 
-// hold is a child: it takes the lock, writes when it is told to, and unlocks at the second
-// word.
+// hold is a child: it takes the lock, and writes for as long as it has the lock. A write is a
+// look at the context: it says when it happens.
 func hold(parent *spawn.Parent) error {
 	var o fleetOrder
 	if err := parent.Hear(&o); err != nil {
@@ -62,13 +60,14 @@ func hold(parent *spawn.Parent) error {
 	if err != nil {
 		return err
 	}
-	parent.Tell(fleetMessage{Held: true, At: time.Now()})
-	// It looks all the time, as it does when it thaws.
-	for k.Context().Err() == nil {
+	parent.Tell(fleetMessage{Held: true})
+	ctx := k.Context()
+	m := fleetMessage{}
+	for now := time.Now(); ctx.Err() == nil; now = time.Now() {
+		m.Good = now
 		time.Sleep(time.Millisecond)
 	}
-	m := fleetMessage{Wrote: k.Context().Err() == nil, At: time.Now()}
-	if errors.Is(context.Cause(k.Context()), lock.ErrLost) {
+	if errors.Is(context.Cause(ctx), lock.ErrLost) {
 		m.Cause = "lost"
 	}
 	parent.Tell(m)
@@ -144,12 +143,13 @@ func TestFleetFrozenHolderFindsContextEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		k := mustLock(t, l, "n") // its TTL has passed
+		replaced := time.Now()
 		if err := p.Cont(); err != nil {
 			t.Fatal(err)
 		}
 		m, err := spawn.Await(within(t), p, told)
-		if err != nil || m.Wrote || m.Cause != "lost" {
-			t.Errorf("it told %+v, %v", m, err)
+		if err != nil || m.Good.After(replaced) || m.Cause != "lost" {
+			t.Errorf("the holder that was replaced at %v told %+v, %v", replaced, m, err)
 		}
 		mustUnlock(t, k)
 		if err := p.Kill(); err != nil {

@@ -6,13 +6,13 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// jobTerms are what a Worker asks of a lock besides.
+// jobTerms are the further terms of a Worker's lock.
 type jobTerms struct {
 	keep        time.Duration
 	maxAttempts int
 }
 
-// A jobAnswer is what a refused Worker is told.
+// A jobAnswer is the answer to a Worker that is refused.
 type jobAnswer struct {
 	ended bool // done, or given up
 	job   store.Job
@@ -20,7 +20,7 @@ type jobAnswer struct {
 
 func (*jobAnswer) Error() string { return "lock: the job has ended" }
 
-// A jobOutcome is what a release says of an attempt.
+// A jobOutcome is the outcome of an attempt, as its release tells it.
 type jobOutcome struct {
 	jobTerms
 	outcome store.Outcome

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,18 +29,20 @@ type Lock struct {
 	terms    *jobTerms // of a Worker
 	previous []byte
 
-	ctx    context.Context
-	cancel context.CancelCauseFunc
+	parent context.Context // of the lock's
 
-	mu       sync.Mutex // guards memory only
-	state    lockState
-	cause    error     // of the context's end, once the state is not lockHeld
-	until    time.Time // certainly held before
-	renewal  *time.Timer
-	expiry   *time.Timer
-	votes    []Vote // of the last renewal; nil: none yet
-	released chan struct{}
-	err      error // of the release
+	mu      sync.Mutex   // guards memory only
+	ctx     *lockContext // nil until it is asked for
+	state   lockState
+	cause   error     // of the context's end, once the state is not lockHeld
+	until   time.Time // certainly held before
+	renewal *time.Timer
+	expiry  *time.Timer
+	votes   []Vote // of the last renewal; nil: none yet
+
+	isReleased bool
+	released   chan struct{} // closed when isReleased is set; nil until a caller waits for that
+	err        error         // of the release
 }
 
 // The states of a lock.
@@ -60,10 +63,20 @@ const (
 // context ended although no timer has fired yet. A context that is derived from it ends when
 // the timer fires, a moment later: before a write that must not come late call [Lock.Valid],
 // or send [Lock.Fence] along.
-func (k *Lock) Context() context.Context { return k.ctx }
+func (k *Lock) Context() context.Context {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.ctx == nil {
+		inner, cancel := context.WithCancelCause(k.parent)
+		if k.ctx = (&lockContext{inner, k, cancel}); k.cause != nil {
+			cancel(k.cause)
+		}
+	}
+	return k.ctx
+}
 
 // Lost is closed when the lock is lost or unlocked: the Done channel of [Lock.Context].
-func (k *Lock) Lost() <-chan struct{} { return k.ctx.Done() }
+func (k *Lock) Lost() <-chan struct{} { return k.Context().Done() }
 
 // ID names this grant of the lock, for [Locker.Unlock].
 func (k *Lock) ID() ID { return k.id }
@@ -100,7 +113,7 @@ func (k *Lock) Valid() time.Duration {
 	return max(0, left(k.until))
 }
 
-// Status tells what each backend has last said of the lock.
+// Status returns the last answer of each backend about the lock.
 func (k *Lock) Status() []Vote {
 	k.mu.Lock()
 	votes := k.votes
@@ -108,7 +121,7 @@ func (k *Lock) Status() []Vote {
 	if votes == nil {
 		votes, _ = k.round.answers()
 	}
-	return votes
+	return slices.Clone(votes)
 }
 
 // left is how long it is until a time. The wall clock counts as well: where a suspended
@@ -127,20 +140,12 @@ func (k *Lock) begin(ctx context.Context, bound bool, sent time.Time) error {
 	if rest <= 0 {
 		return fmt.Errorf("%w: %q was granted too late to be of use: the answer took %v", ErrUnavailable, cut(k.name), time.Since(sent))
 	}
-	k.released = make(chan struct{})
-	if !bound {
-		ctx = context.WithoutCancel(ctx)
+	if k.parent = ctx; !bound {
+		k.parent = context.WithoutCancel(ctx)
 	}
-	inner, cancel := context.WithCancelCause(ctx)
-	k.ctx, k.cancel = &lockContext{inner, k}, cancel
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		cancel(ErrClosed)
+	if !l.keep(k) {
 		return ErrClosed
 	}
-	l.held[k.id] = k
-	l.mu.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if l.opts.NoRenew {
@@ -154,7 +159,8 @@ func (k *Lock) begin(ctx context.Context, bound bool, sent time.Time) error {
 // A lockContext ends with its lock: its methods look at the clock.
 type lockContext struct {
 	context.Context
-	k *Lock
+	k      *Lock
+	cancel context.CancelCauseFunc
 }
 
 // Done implements [context.Context].
@@ -183,6 +189,16 @@ func (k *Lock) check() {
 	}
 }
 
+// cancel ends the context, if there is one. One that is asked for later has ended already.
+func (k *Lock) cancel(cause error) {
+	k.mu.Lock()
+	ctx := k.ctx
+	k.mu.Unlock()
+	if ctx != nil {
+		ctx.cancel(cause)
+	}
+}
+
 // expireAfterLocked has the lock end after so long.
 func (k *Lock) expireAfterLocked(d time.Duration) {
 	if k.expiry != nil {
@@ -202,16 +218,23 @@ func (k *Lock) expireAfterLocked(d time.Duration) {
 
 // lose ends a lock that should still be held.
 func (k *Lock) lose(why error) {
+	if k.noteLoss() {
+		k.cancel(ErrLost)
+		k.l.observe(cache.LeaseLost, k.name, cache.Event{Token: cache.Token(k.id), Err: why})
+	}
+}
+
+// noteLoss ends the lock, and leaves its context to the caller. A process may be frozen in
+// between: see [Lock.check].
+func (k *Lock) noteLoss() bool {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.state != lockHeld {
-		k.mu.Unlock()
-		return
+		return false
 	}
 	k.state, k.cause = lockLost, ErrLost
 	k.stopLocked()
-	k.mu.Unlock()
-	k.cancel(ErrLost)
-	k.l.observe(cache.LeaseLost, k.name, cache.Event{Token: cache.Token(k.id), Err: why})
+	return true
 }
 
 func (k *Lock) stopLocked() {
@@ -278,13 +301,14 @@ func (k *Lock) extend(ctx context.Context, ttl time.Duration) error {
 		h.job = &jobOutcome{jobTerms: *k.terms}
 	}
 	sent := time.Now()
-	votes, yes := l.each(ctx, func(ctx context.Context, i int) (bool, error) { return l.backends[i].Extend(ctx, h) })
-	if yes < l.quorum {
-		if count(votes, VoteNo) > len(votes)-l.quorum {
-			k.lose(&HeldError{Name: k.name, Votes: votes})
-			return ErrLost
-		}
-		return l.noQuorum(k.name, votes)
+	votes, yes := l.panel.extend(ctx, h)
+	switch {
+	case yes >= l.panel.quorum:
+	case l.panel.refused(votes):
+		k.lose(&HeldError{Name: k.name, Votes: votes})
+		return ErrLost
+	default:
+		return l.panel.noQuorum(k.name, votes)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -301,8 +325,8 @@ func (k *Lock) hold() Hold { return Hold{Name: k.name, ID: k.id, Holders: k.l.op
 
 // Unlock gives the lock back. ErrLost: it was not held any more. Another error: no majority
 // answered, and the release is repeated in the background until the lock would have ended.
-// The release is carried out even if ctx has ended. Later calls return what the first one
-// did.
+// The release is carried out even if ctx has ended. Later calls return the error of
+// the first one.
 func (k *Lock) Unlock(ctx context.Context) error {
 	if ctx == nil {
 		return errNilContext
@@ -321,8 +345,7 @@ func (k *Lock) endWith(cause error, outcome *jobOutcome) (first bool, err error)
 	k.mu.Lock()
 	if k.state == lockEnded {
 		k.mu.Unlock()
-		<-k.released
-		return false, k.err
+		return false, k.awaitRelease()
 	}
 	lost := k.state == lockLost || left(k.until) <= 0
 	until := k.until
@@ -339,43 +362,62 @@ func (k *Lock) endWith(cause error, outcome *jobOutcome) (first bool, err error)
 	if outcome == nil && k.terms != nil {
 		h.job = &jobOutcome{jobTerms: *k.terms}
 	}
-	held, err := k.l.release(context.WithoutCancel(k.ctx), h)
+	held, err := k.l.panel.release(context.WithoutCancel(k.parent), h)
 	switch {
 	case err != nil:
 		if outcome != nil { // the caller reads the answer of its own
 			again := *outcome
 			h.job = &again
 		}
-		k.l.spawn(func() { k.l.releaseLater(h, until.Add(k.l.opts.drift(k.ttl))) })
+		k.l.spawn(func() { k.releaseLater(h, until.Add(k.l.opts.drift(k.ttl))) })
 		if lost {
 			err = ErrLost
 		}
 	case !held || lost:
 		err = ErrLost
 	}
-	k.l.forget(k)
-	k.err = err
-	close(k.released)
-	k.l.nudge(k.name)
-	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id), Duration: time.Since(k.granted), Err: err})
+	k.wasReleased(err)
 	return true, err
 }
 
-func (l *Locker) forget(k *Lock) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.held, k.id)
+// wasReleased ends the life of a lock.
+func (k *Lock) wasReleased(err error) {
+	k.l.forget(k)
+	k.mu.Lock()
+	k.err, k.isReleased = err, true
+	if k.released != nil {
+		close(k.released)
+	}
+	k.mu.Unlock()
+	k.l.lines.nudge(k.name)
+	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id), Duration: time.Since(k.granted), Err: err})
+}
+
+// awaitRelease waits until another call has given the lock back, and returns its error.
+func (k *Lock) awaitRelease() error {
+	k.mu.Lock()
+	if k.isReleased {
+		defer k.mu.Unlock()
+		return k.err
+	}
+	if k.released == nil {
+		k.released = make(chan struct{})
+	}
+	k.mu.Unlock()
+	<-k.released
+	return k.err
 }
 
 // releaseLater repeats a release that was not answered until the lock would have ended, or
 // the Locker is closed.
-func (l *Locker) releaseLater(h Hold, until time.Time) {
+func (k *Lock) releaseLater(h Hold, until time.Time) {
+	l := k.l
 	for wait := 50 * time.Millisecond; time.Now().Before(until); wait = min(2*wait, time.Second) {
 		if sleep(l.ctx, wait) != nil {
 			return
 		}
-		if _, err := l.release(l.ctx, h); err == nil {
-			l.nudge(h.Name)
+		if _, err := l.panel.release(l.ctx, h); err == nil {
+			l.lines.nudge(h.Name)
 			return
 		}
 	}

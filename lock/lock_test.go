@@ -124,6 +124,40 @@ func TestContextEndsBeforeTTLWithoutRenewal(t *testing.T) {
 	})
 }
 
+func TestThawedHolderFindsContextEnded(t *testing.T) {
+	ls, _ := joined(t, lock.Options{}, 1)
+	for name, ended := range map[string]func(*lock.Lock, context.Context) bool{
+		"Err":   func(_ *lock.Lock, ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) },
+		"Done":  func(_ *lock.Lock, ctx context.Context) bool { return isClosed(ctx.Done()) },
+		"Lost":  func(k *lock.Lock, _ context.Context) bool { return isClosed(k.Lost()) },
+		"Valid": func(k *lock.Lock, _ context.Context) bool { return k.Valid() == 0 },
+		"Extend": func(k *lock.Lock, _ context.Context) bool {
+			return errors.Is(k.Extend(t.Context(), time.Hour), lock.ErrLost)
+		},
+		"Cause": func(_ *lock.Lock, ctx context.Context) bool {
+			return ctx.Err() != nil && errors.Is(context.Cause(ctx), lock.ErrLost)
+		},
+	} {
+		k := mustLock(t, ls[0], name)
+		ctx := k.Context() // taken before the process is frozen
+		if !lock.NoteLoss(k) || !ended(k, ctx) {
+			t.Errorf("%s: the lock is lost, and the holder goes on", name)
+		}
+		if err := k.Unlock(t.Context()); !errors.Is(err, lock.ErrLost) {
+			t.Errorf("%s: Unlock: %v", name, err)
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 func TestExtendProlongsLockWithoutRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls, _ := joined(t, lock.Options{TTL: time.Second, NoRenew: true}, 1)
@@ -226,7 +260,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"nil store":      {lock.Options{}, []lock.Backend{lock.On((*cache.Memory)(nil))}, "the store is nil"},
 		"nil client":     {lock.Options{}, []lock.Backend{lock.Plain(nil)}, "the client is nil"},
 		"negative":       {lock.Options{Wait: -1, Attempts: -1, Retry: -1, Drift: -1, Holders: -1}, []lock.Backend{b}, "Options.Holders is -1"},
-		"quorum of many": {lock.Options{Holders: 2}, []lock.Backend{b, lock.On(memoryStore(t)), lock.On(memoryStore(t))}, "a semaphore needs a single backend"},
+		"quorum of many": {lock.Options{Holders: 2}, []lock.Backend{b, lock.On(memoryStore(t)), lock.On(memoryStore(t))}, "a semaphore needs a single backend, as 3 holders could each have a majority of 2"},
 	} {
 		if l, err := lock.New(c.opts, c.backends...); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, %v", name, l, err)
@@ -257,15 +291,12 @@ func TestForeignValueIsNamed(t *testing.T) {
 	client := server.Client()
 	l := newLocker(t, lock.Options{}, lock.On(redisStore(t, server)))
 	ctx := within(t)
-	for _, name := range []string{"lock", "fence", "job"} {
+	for _, name := range []string{"lock", "fence"} {
 		key := "test:{!l:" + name + "}:" + name
 		for kind, set := range map[string]func() error{
 			"string": func() error { return client.Set(ctx, key, "foreign", 0).Err() },
 			"list":   func() error { return client.LPush(ctx, key, "foreign").Err() },
 		} {
-			if name == "job" && kind == "list" {
-				continue // it is left as it is, and attempts are not counted
-			}
 			client.FlushAll(ctx)
 			if err := set(); err != nil {
 				t.Fatal(err)
@@ -282,6 +313,11 @@ func TestForeignValueIsNamed(t *testing.T) {
 				t.Errorf("%s with a %s: left %q", name, kind, n)
 			}
 		}
+	}
+	client.Set(ctx, "test:{!w:jobs:j}:job", "foreign", 0)
+	w := newWorker(t, redisStore(t, server), lock.WorkerPolicy{})
+	if _, err := w.TryDo(ctx, "j", func(context.Context, *lock.Attempt) error { return nil }); !errors.Is(err, lock.ErrForeign) {
+		t.Errorf("TryDo of a job: %v", err)
 	}
 	p := newLocker(t, lock.Options{}, lock.Plain(client))
 	client.LPush(ctx, "plain", "foreign")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,23 +15,21 @@ import (
 // A Locker grants locks by name. It is safe for concurrent use. Locks are not reentrant: a
 // holder that asks for its own lock waits for itself.
 type Locker struct {
-	opts     Options
-	backends []Backend
-	names    []string // of the backends
-	quorum   int
-	process  [8]byte // the start of each ID
-	counter  atomic.Uint64
+	opts    Options
+	panel   panel
+	lines   lines
+	strays  strays
+	process [8]byte // the start of each ID
+	counter atomic.Uint64
 
-	detach func()          // ends what the observers were told of the Locker
+	detach func()          // tells the observers of the Locker's end
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 
 	mu     sync.Mutex // guards memory only
 	closed bool
-	lines  map[string]*line
 	held   map[ID]*Lock
-	stray  map[ID]time.Time // IDs whose Acquire was not answered, until when they may be held
-	work   sync.WaitGroup   // goroutines, and calls that may have one started
+	work   sync.WaitGroup // goroutines
 }
 
 // New returns a Locker. With one backend a lock lies there. With N independent ones, N odd,
@@ -46,16 +43,12 @@ func New(opts Options, backends ...Backend) (*Locker, error) {
 		return nil, err
 	}
 	l := &Locker{
-		opts: opts, backends: backends, quorum: len(backends)/2 + 1,
-		lines: map[string]*line{}, held: map[ID]*Lock{}, stray: map[ID]time.Time{},
+		opts:   opts,
+		lines:  lines{all: map[string][]*waiter{}},
+		strays: strays{all: map[ID]time.Time{}},
+		held:   map[ID]*Lock{},
 	}
-	for i, b := range backends {
-		name := fmt.Sprint(i)
-		if s, ok := b.(fmt.Stringer); ok {
-			name += " (" + s.String() + ")"
-		}
-		l.names = append(l.names, name)
-	}
+	l.panel = newPanel(&l.opts, backends)
 	rand.Read(l.process[:]) // never fails (crypto/rand since Go 1.24)
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.detach = telemetry.Attach(opts.Observer, "", l)
@@ -70,8 +63,8 @@ func (l *Locker) Held() int {
 }
 
 // Close releases all locks of the Locker, ends their contexts with ErrClosed, and waits for
-// its goroutines. Later calls return ErrClosed. Close the Locker before what its backends
-// are made of.
+// its goroutines. Later calls return ErrClosed. Close the Locker before the stores
+// and clients of its backends.
 func (l *Locker) Close() error {
 	l.mu.Lock()
 	first := !l.closed
@@ -125,6 +118,22 @@ func (l *Locker) newID() (id ID) {
 	return id
 }
 
+// keep notes a lock that was granted, unless the Locker is closed.
+func (l *Locker) keep(k *Lock) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.held[k.id] = k
+	}
+	return !l.closed
+}
+
+func (l *Locker) forget(k *Lock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.held, k.id)
+}
+
 func (l *Locker) observe(kind cache.EventKind, name string, e cache.Event) {
 	if l.opts.Observer != nil {
 		e.Kind, e.Key = kind, name
@@ -132,39 +141,13 @@ func (l *Locker) observe(kind cache.EventKind, name string, e cache.Event) {
 	}
 }
 
-// Inspect tells who holds the lock, without asking for it. With several backends it tells of
+// Inspect tells of the lock's holders, without asking for it. With several backends it tells of
 // the holders that a majority names, and fails with a [QuorumError] without one.
 func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
 	if err := l.ready(ctx); err != nil {
 		return State{}, err
 	}
-	states := make([]State, len(l.backends))
-	votes, yes := l.each(ctx, func(ctx context.Context, i int) (bool, error) {
-		var err error
-		states[i], err = l.backends[i].Inspect(ctx, name, l.opts.Holders)
-		return err == nil, err
-	})
-	switch {
-	case yes < l.quorum:
-		return State{}, l.noQuorum(name, votes)
-	case len(states) == 1:
-		return states[0], nil
-	}
-	return l.merge(states), nil
-}
-
-// merge keeps what a majority says.
-func (l *Locker) merge(states []State) (all State) {
-	named := map[ID]int{}
-	for _, s := range states {
-		all.Fence = max(all.Fence, s.Fence)
-		for _, h := range s.Holders {
-			if named[h.ID]++; named[h.ID] == l.quorum {
-				all.Holders = append(all.Holders, h)
-			}
-		}
-	}
-	return all
+	return l.panel.inspect(ctx, name)
 }
 
 // Unlock ends a lock by its ID, from anywhere: an operator's way out. It reports whether the
@@ -181,78 +164,7 @@ func (l *Locker) Unlock(ctx context.Context, name string, id ID) (bool, error) {
 		err := k.end(ErrLost)
 		return err == nil, ignoreLost(err)
 	}
-	held, err := l.release(ctx, Hold{Name: name, ID: id, Holders: l.opts.Holders})
-	l.nudge(name)
+	held, err := l.panel.release(ctx, Hold{Name: name, ID: id, Holders: l.opts.Holders})
+	l.lines.nudge(name)
 	return held, err
-}
-
-// bounded is a context for one call of a backend. A single store bounds its calls by itself.
-func (l *Locker) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := l.backends[0].(on); ok && len(l.backends) == 1 {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, l.opts.voteTimeout(len(l.backends)))
-}
-
-// each asks all backends at once, and waits for all of them.
-func (l *Locker) each(ctx context.Context, ask func(ctx context.Context, i int) (bool, error)) (votes []Vote, yes int) {
-	ctx, cancel := l.bounded(ctx)
-	defer cancel()
-	votes = make([]Vote, len(l.backends))
-	one := func(i int) {
-		ok, err := ask(ctx, i)
-		votes[i] = Vote{Backend: l.names[i], State: VoteNo}
-		switch {
-		case err != nil:
-			votes[i].State, votes[i].Err = VoteError, err
-		case ok:
-			votes[i].State = VoteYes
-		}
-	}
-	if len(l.backends) > 1 {
-		var wg sync.WaitGroup
-		for i := range l.backends {
-			wg.Go(func() { one(i) })
-		}
-		wg.Wait()
-	} else {
-		one(0)
-	}
-	for i := range votes {
-		if votes[i].State == VoteYes {
-			yes++
-		}
-	}
-	return votes, yes
-}
-
-// release gives a lock back on all backends. It reports whether a majority had it, and
-// returns an error if there was no majority for either.
-func (l *Locker) release(ctx context.Context, h Hold) (bool, error) {
-	votes, yes := l.each(ctx, func(ctx context.Context, i int) (bool, error) { return l.backends[i].Release(ctx, h) })
-	switch {
-	case yes >= l.quorum:
-		return true, nil
-	case count(votes, VoteNo) > len(votes)-l.quorum: // yes can't have been a majority
-		return false, nil
-	}
-	return false, l.noQuorum(h.Name, votes)
-}
-
-func count(votes []Vote, state VoteState) (n int) {
-	for i := range votes {
-		if votes[i].State == state {
-			n++
-		}
-	}
-	return n
-}
-
-// noQuorum is the error of a call that no majority has answered. A single backend's own
-// error says more.
-func (l *Locker) noQuorum(name string, votes []Vote) error {
-	if len(votes) == 1 && votes[0].Err != nil {
-		return votes[0].Err
-	}
-	return &QuorumError{Name: name, Need: l.quorum, Votes: votes}
 }

@@ -113,8 +113,8 @@ func checkBackends(o *Options, backends []Backend) error {
 	} else if n%2 == 0 {
 		errs = append(errs, fmt.Errorf("lock: New: %d backends: a quorum of an even number outlives no more failures than one of %d (use an odd number)", n, n-1))
 	}
-	if o.Holders > 1 && len(backends) > 1 {
-		errs = append(errs, errors.New("lock: Options.Holders is above 1: a semaphore needs a single backend, as majorities of its places can be more than its holders"))
+	if n := len(backends); o.Holders > 1 && n > 1 {
+		errs = append(errs, fmt.Errorf("lock: Options.Holders is %d with %d backends: a semaphore needs a single backend, as %d holders could each have a majority of %d", o.Holders, n, n*o.Holders/(n/2+1), n/2+1))
 	}
 	for i, b := range backends {
 		switch b := b.(type) {

@@ -15,16 +15,20 @@ import (
 	"github.com/stampedeguard/stampede/lock"
 )
 
-// A flaky backend can be made to answer nothing.
+// A flaky backend can be made to answer nothing. It counts the requests, and answers none after
+// far too many, so that a test in fake time ends.
 type flaky struct {
 	lock.Backend
-	away atomic.Bool
+	away  atomic.Bool
+	asked atomic.Int64
+	slow  time.Duration // before an Acquire
 }
 
 var errAway = errors.New("away")
 
 func (f *flaky) Acquire(ctx context.Context, r lock.Request) (lock.Grant, error) {
-	if f.away.Load() {
+	time.Sleep(f.slow)
+	if f.asked.Add(1) > 5000 || f.away.Load() {
 		return lock.Grant{}, errAway
 	}
 	return f.Backend.Acquire(ctx, r)
@@ -101,6 +105,36 @@ func TestQuorumOutlivesMinority(t *testing.T) {
 		}
 		if err := k.Unlock(t.Context()); !errors.Is(err, lock.ErrLost) {
 			t.Errorf("Unlock: %v", err)
+		}
+	})
+}
+
+// A waiter gives the votes back that are no majority, and that wakes waiters.
+func TestSplitVotesDoNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		process := memories(t, 3)
+		flakies, backends := process()
+		counted := flakies[2]
+		for i, b := range backends { // the third one is free soon
+			r := lock.Request{Name: "n", ID: lock.ID{1}, TTL: []time.Duration{10 * time.Second, 10 * time.Second, time.Second}[i], Holders: 1}
+			if g, err := b.Acquire(t.Context(), r); err != nil || !g.OK {
+				t.Fatalf("Acquire: %+v, %v", g, err)
+			}
+		}
+		var wg sync.WaitGroup
+		for i := range 4 {
+			if i > 0 {
+				flakies, backends = process()
+			}
+			flakies[2].slow = time.Millisecond // its vote comes when the others are a majority
+			l := newLocker(t, lock.Options{}, backends...)
+			wg.Go(func() { mustUnlock(t, mustLock(t, l, "n")) })
+		}
+		wg.Wait()
+		n := counted.asked.Load()
+		t.Logf("a waiter asked %d times in 10 s", n)
+		if n > 500 {
+			t.Fail()
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 type refusal struct {
 	err   error // HeldError if another holder has the lock or no majority was free
 	dead  ID    // a holder that looks dead
-	again bool  // the votes were split, or a server abstained: nobody may hold the lock
+	again bool  // the votes were split, or a server abstained: the lock may be free
 	left  time.Duration
 	job   *jobAnswer
 }
@@ -27,49 +27,56 @@ type round struct {
 	req   Request
 	sent  time.Time
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards memory only
 	votes   []Vote
 	grants  []Grant
 	settled bool
-	over    bool // the ID is given up or released: a late vote is released
-	decided chan struct{}
+	over    bool          // the ID is given up or released: a late vote is released
+	decided chan struct{} // nil with a single backend
+
+	lone struct { // the memory of a single backend's vote
+		votes  [1]Vote
+		grants [1]Grant
+	}
 }
 
 // ask makes one attempt: it sends a new ID to all backends, and returns when a majority has
 // granted it or can't any more.
-func (l *Locker) ask(ctx context.Context, name string, suspect ID, t *terms) (*Lock, *refusal) {
+func ask(ctx context.Context, l *Locker, name string, suspect ID, t *terms) (*Lock, *refusal) {
+	n := len(l.panel.backends)
 	r := &round{
-		l: l, terms: t,
-		req:  Request{Name: name, ID: l.newID(), TTL: l.opts.TTL, Holders: l.opts.Holders, Suspect: suspect, Vote: len(l.backends) > 1, job: t.job},
-		sent: time.Now(), votes: make([]Vote, len(l.backends)), grants: make([]Grant, len(l.backends)),
+		l: l, terms: t, sent: time.Now(),
+		req: Request{Name: name, ID: l.newID(), TTL: l.opts.TTL, Holders: l.opts.Holders, Suspect: suspect, Vote: n > 1, job: t.job},
+	}
+	if r.votes, r.grants = r.lone.votes[:], r.lone.grants[:]; n > 1 {
+		r.votes, r.grants, r.decided = make([]Vote, n), make([]Grant, n), make(chan struct{})
 	}
 	for i := range r.votes {
-		r.votes[i].Backend = l.names[i]
+		r.votes[i].Backend = l.panel.names[i]
 	}
-	if len(l.backends) == 1 {
+	if n == 1 {
 		r.take(0, r.vote(ctx, 0))
-	} else {
-		r.decided = make(chan struct{})
-		for i := range l.backends {
-			if !l.spawn(func() { r.take(i, r.vote(context.WithoutCancel(ctx), i)) }) {
-				return nil, &refusal{err: ErrClosed}
-			}
+		return r.conclude(ctx)
+	}
+	for i := range n {
+		if !l.spawn(func() { r.take(i, r.vote(context.WithoutCancel(ctx), i)) }) {
+			return nil, &refusal{err: ErrClosed}
 		}
-		select {
-		case <-r.decided:
-		case <-ctx.Done():
-			r.giveUp()
-			return nil, &refusal{err: context.Cause(ctx)}
-		}
+	}
+	select {
+	case <-r.decided:
+	case <-ctx.Done():
+		r.giveUp()
+		return nil, &refusal{err: context.Cause(ctx)}
 	}
 	return r.conclude(ctx)
 }
 
 // vote asks one backend.
 func (r *round) vote(ctx context.Context, i int) error {
-	ctx, cancel := r.l.bounded(ctx)
+	ctx, cancel := r.l.panel.bounded(ctx)
 	defer cancel()
-	g, err := r.l.backends[i].Acquire(ctx, r.req)
+	g, err := r.l.panel.backends[i].Acquire(ctx, r.req)
 	r.mu.Lock()
 	r.grants[i] = g
 	r.mu.Unlock()
@@ -79,7 +86,7 @@ func (r *round) vote(ctx context.Context, i int) error {
 // take counts a vote. A vote that comes too late is given back.
 func (r *round) take(i int, err error) {
 	if r.count(i, err) {
-		r.l.releaseAt(i, r.hold())
+		r.l.panel.releaseAt(i, r.hold())
 	}
 }
 
@@ -99,11 +106,9 @@ func (r *round) count(i int, err error) (late bool) {
 		v.State = VoteNo
 	}
 	yes, pending := count(r.votes, VoteYes), count(r.votes, VotePending)
-	if !r.settled && (yes >= r.l.quorum || yes+pending < r.l.quorum) {
+	if r.decided != nil && !r.settled && (yes >= r.l.panel.quorum || yes+pending < r.l.panel.quorum) {
 		r.settled = true
-		if r.decided != nil {
-			close(r.decided)
-		}
+		close(r.decided)
 	}
 	return r.over && v.State == VoteYes
 }
@@ -116,22 +121,18 @@ func (r *round) hold() Hold {
 	return h
 }
 
-// releaseSoon is releaseAt in the background, unless the Locker is closed.
-func (l *Locker) releaseSoon(i int, h Hold) {
-	if !l.spawn(func() { l.releaseAt(i, h) }) {
-		l.releaseAt(i, h)
+// releaseSoon gives an ID back on one backend, in the background unless the Locker is closed.
+func (r *round) releaseSoon(i int, h Hold) {
+	if !r.l.spawn(func() { r.l.panel.releaseAt(i, h) }) {
+		r.l.panel.releaseAt(i, h)
 	}
 }
 
-// releaseAt gives a lock back on one backend, once.
-func (l *Locker) releaseAt(i int, h Hold) {
-	ctx, cancel := l.bounded(context.Background())
-	defer cancel()
-	_, _ = l.backends[i].Release(ctx, h)
-}
-
-// answers copies the votes so far.
+// answers copies the votes so far. A single backend's does not change any more.
 func (r *round) answers() ([]Vote, []Grant) {
+	if r.decided == nil {
+		return r.votes, r.grants
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.votes), slices.Clone(r.grants)
@@ -144,39 +145,43 @@ func (r *round) finish() {
 	r.over = true
 }
 
-// giveUp gives back what was granted, and what may have been.
+// giveUp gives back the votes for the ID, and those that may have been for it.
 func (r *round) giveUp() {
 	r.finish()
-	l := r.l
 	votes, _ := r.answers()
 	for i, v := range votes {
 		if v.State == VoteError {
-			l.strayed(r.req.ID, r.req.TTL)
+			r.l.strays.add(r.req.ID, r.req.TTL)
 		}
 		if v.State == VoteYes || v.State == VoteError {
-			l.releaseSoon(i, r.hold())
+			r.releaseSoon(i, r.hold())
 		}
 	}
 }
 
-// strayed notes an ID that may be granted, and that no caller holds.
-func (l *Locker) strayed(id ID, ttl time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// strays are IDs that may be granted, as their Acquire was not answered, and that no caller
+// holds; until when.
+type strays struct {
+	mu  sync.Mutex // guards memory only
+	all map[ID]time.Time
+}
+
+func (s *strays) add(id ID, ttl time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := time.Now()
-	for old, until := range l.stray {
+	for old, until := range s.all {
 		if now.After(until) {
-			delete(l.stray, old)
+			delete(s.all, old)
 		}
 	}
-	l.stray[id] = now.Add(2 * ttl)
+	s.all[id] = now.Add(2 * ttl)
 }
 
-// isStray reports whether a holder is an ID of this Locker that no caller holds.
-func (l *Locker) isStray(id ID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, ok := l.stray[id]
+func (s *strays) has(id ID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.all[id]
 	return ok
 }
 
@@ -187,7 +192,7 @@ func (r *round) conclude(ctx context.Context) (*Lock, *refusal) {
 		r.giveUp()
 		return nil, &refusal{err: err}
 	}
-	if count(votes, VoteYes) < r.l.quorum {
+	if count(votes, VoteYes) < r.l.panel.quorum {
 		r.giveUp()
 		return nil, r.refused(votes, grants)
 	}
@@ -208,7 +213,7 @@ func (r *round) sameServer(grants []Grant) error {
 	for i := range grants {
 		server := grants[i].Server
 		if j, ok := seen[server]; ok && server != "" {
-			return fmt.Errorf("%w: backends %s and %s", ErrSameServer, r.l.names[j], r.l.names[i])
+			return fmt.Errorf("%w: backends %s and %s", ErrSameServer, r.l.panel.names[j], r.l.panel.names[i])
 		}
 		seen[server] = i
 	}
@@ -229,24 +234,24 @@ func (r *round) refused(votes []Vote, grants []Grant) *refusal {
 			if grants[i].Dead {
 				why.dead = v.Holder
 			}
-			if l.isStray(v.Holder) {
+			if l.strays.has(v.Holder) {
 				why.again = true
 				h := r.hold()
 				h.ID = v.Holder
-				l.releaseSoon(i, h)
+				r.releaseSoon(i, h)
 			}
 		}
 		why.left = max(why.left, v.Left)
 	}
-	if errs := count(votes, VoteError); errs > len(votes)-l.quorum {
-		why.err = l.noQuorum(r.req.Name, votes)
+	if errs := count(votes, VoteError); errs > len(votes)-l.panel.quorum {
+		why.err = l.panel.noQuorum(r.req.Name, votes)
 		return why
 	}
 	held := &HeldError{Name: r.req.Name, Left: why.left, Votes: votes}
 	named := map[ID]int{}
 	for i := range votes {
 		if votes[i].State == VoteNo {
-			if named[votes[i].Holder]++; named[votes[i].Holder] >= l.quorum {
+			if named[votes[i].Holder]++; named[votes[i].Holder] >= l.panel.quorum {
 				held.Holder = votes[i].Holder
 			}
 		}
@@ -285,8 +290,8 @@ func (r *round) grant(ctx context.Context, votes []Vote, grants []Grant) (*Lock,
 		sent = time.Now()
 		h := r.hold()
 		h.TTL, h.Fence = r.req.TTL, k.fence
-		if votes, yes := l.each(ctx, func(ctx context.Context, i int) (bool, error) { return l.backends[i].Extend(ctx, h) }); yes < l.quorum {
-			return nil, l.noQuorum(r.req.Name, votes)
+		if votes, yes := l.panel.extend(ctx, h); yes < l.panel.quorum {
+			return nil, l.panel.noQuorum(r.req.Name, votes)
 		}
 	}
 	if err := k.begin(ctx, r.terms.bound, sent); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -62,7 +63,7 @@ type asker struct {
 	name  string
 	terms terms
 	began time.Time
-	me    *waiter
+	me    waiter
 
 	looks   int
 	last    error // the last refusal
@@ -71,6 +72,11 @@ type asker struct {
 	dead    ID // a holder that looked dead
 	deadAt  time.Time
 
+	woken  bool // by a message, at the last rest
+	nudged bool // from this process, since the last look
+	holder ID   // at the last look
+	vain   int  // see inVain
+
 	changed <-chan struct{} // nil until the lock was found to be held
 	stop    func()
 }
@@ -78,28 +84,15 @@ type asker struct {
 // run asks until the lock is granted or there is no more hope.
 func (a *asker) run(ctx context.Context) (*Lock, error) {
 	l := a.l
-	var end <-chan time.Time
 	if a.terms.wait {
-		a.me = l.join(a.name)
-		defer l.leave(a.name, a.me)
-		if l.opts.Wait > 0 && !a.terms.forever {
-			timer := time.NewTimer(l.opts.Wait)
-			defer timer.Stop()
-			end = timer.C
-		}
-		select {
-		case <-a.me.turn:
-		default:
+		first := l.lines.join(a.name, &a.me)
+		defer l.lines.leave(a.name, &a.me)
+		for !first {
 			a.waits()
-			select {
-			case <-a.me.turn:
-			case <-end:
-				return a.gaveUp(&HeldError{Name: a.name})
-			case <-ctx.Done():
-				return a.gaveUp(a.ended(ctx))
-			case <-l.ctx.Done():
-				return a.gaveUp(ErrClosed)
+			if err := a.rest(ctx, math.MaxInt64, nil); err != nil {
+				return a.gaveUp(err)
 			}
+			first = l.lines.isFirst(&a.me)
 		}
 	}
 	defer func() {
@@ -108,41 +101,62 @@ func (a *asker) run(ctx context.Context) (*Lock, error) {
 		}
 	}()
 	for {
-		k, why := l.ask(ctx, a.name, a.suspect(), &a.terms)
+		k, why := ask(ctx, l, a.name, a.suspect(), &a.terms)
 		a.looks++
 		if why == nil {
 			a.waitEnds(nil)
 			return k, nil
 		}
-		a.last = why.err
+		a.last, a.nudged = why.err, false
 		pause, err := a.consider(why)
+		changed := a.changed
+		if why.again {
+			changed = nil // or waiters with split votes wake each other all the time
+		} else if n := a.inVain(why); err == nil && n > len(l.panel.backends) {
+			err = a.rest(ctx, a.random(n), nil)
+		}
+		if err == nil && !a.nudged {
+			err = a.rest(ctx, pause, changed)
+		}
 		if err != nil {
 			return a.gaveUp(err)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-a.changed:
-		case <-a.nudges():
-		case <-end:
-			timer.Stop()
-			return a.gaveUp(a.last)
-		case <-ctx.Done():
-			timer.Stop()
-			return a.gaveUp(a.ended(ctx))
-		case <-l.ctx.Done():
-			timer.Stop()
-			return a.gaveUp(ErrClosed)
-		}
-		timer.Stop()
 	}
 }
 
-func (a *asker) nudges() <-chan struct{} {
-	if a.me == nil {
-		return nil
+// rest waits for a time, less if there is a reason to ask again. It returns an error if the
+// whole wait has ended.
+func (a *asker) rest(ctx context.Context, d time.Duration, changed <-chan struct{}) error {
+	l := a.l
+	bounded := l.opts.Wait > 0 && !a.terms.forever
+	if bounded {
+		d = min(d, time.Until(a.began.Add(l.opts.Wait)))
 	}
-	return a.me.nudge
+	var woken <-chan struct{}
+	if a.terms.wait {
+		woken = l.lines.channel(&a.me)
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	a.woken = false
+	select {
+	case <-timer.C:
+		if bounded && time.Since(a.began) >= l.opts.Wait {
+			if a.last == nil {
+				return &HeldError{Name: a.name}
+			}
+			return a.last
+		}
+	case <-changed:
+		a.woken = true
+	case <-woken:
+		a.nudged = true
+	case <-ctx.Done():
+		return a.ended(ctx)
+	case <-l.ctx.Done():
+		return ErrClosed
+	}
+	return nil
 }
 
 // consider returns how long to wait before the next look, or the error to end with.
@@ -157,9 +171,8 @@ func (a *asker) consider(why *refusal) (time.Duration, error) {
 		return 0, why.err
 	}
 	a.waits()
-	if why.again { // a random time separates Lockers whose votes were split
-		longest := min(time.Duration(a.looks)*splitPause, l.opts.Retry)
-		return time.Duration(rand.Int64N(int64(longest))), nil
+	if why.again {
+		return a.random(a.looks), nil
 	}
 	if a.stop == nil {
 		a.watch()
@@ -183,6 +196,28 @@ func (a *asker) consider(why *refusal) (time.Duration, error) {
 	return pause, nil
 }
 
+// random is a time that separates Lockers with split votes: longer after more looks.
+func (a *asker) random(looks int) time.Duration {
+	longest := min(time.Duration(looks)*splitPause, a.l.opts.Retry)
+	return time.Duration(rand.Int64N(int64(longest)))
+}
+
+// inVain counts the wake-ups that found the same holder. In a quorum a vote that is no part of
+// a majority is given back, which wakes waiters: also the one whose vote it was.
+func (a *asker) inVain(why *refusal) int {
+	var holder ID
+	if held := (*HeldError)(nil); errors.As(why.err, &held) {
+		holder = held.Holder
+	}
+	switch {
+	case holder != a.holder || len(a.l.panel.backends) == 1:
+		a.holder, a.vain = holder, 0
+	case a.woken:
+		a.vain++
+	}
+	return a.vain
+}
+
 // suspect is the holder that has looked dead for long enough.
 func (a *asker) suspect() ID {
 	if a.dead.IsZero() || time.Since(a.deadAt) < deadAgain {
@@ -196,12 +231,12 @@ func (a *asker) watch() {
 	a.poll = min(firstPoll, a.l.opts.Retry)
 	var stops []func()
 	merged := make(chan struct{}, 1)
-	for _, b := range a.l.backends {
+	for _, b := range a.l.panel.backends {
 		changed, stop := b.Watch(a.name)
 		stops = append(stops, stop)
 		switch {
 		case changed == nil:
-		case len(a.l.backends) == 1:
+		case len(a.l.panel.backends) == 1:
 			a.changed = changed
 			a.poll = min(firstPollWatched, a.l.opts.Retry)
 		default:

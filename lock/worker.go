@@ -32,7 +32,7 @@ type WorkerPolicy struct {
 	// NoTakeOver waits for the end of a dead worker's Lease. Otherwise it is replaced as soon
 	// as its process was not seen at two looks, 50 ms apart; see Options.TakeOver.
 	NoTakeOver bool
-	// Observer is told what Options.Observer is told, and JobDone, JobFailed, JobGaveUp. Key
+	// Observer is told the events of Options.Observer, and JobDone, JobFailed, JobGaveUp. Key
 	// is the job. Default none.
 	Observer cache.Observer
 }
@@ -115,7 +115,7 @@ func NewWorker(s cache.Store, name string, p WorkerPolicy) (*Worker, error) {
 // Close ends the worker: attempts under way have their contexts ended and count for nothing.
 func (w *Worker) Close() error { return w.l.Close() }
 
-// An Attempt is what a job's function is told.
+// An Attempt describes an attempt to the job's function.
 type Attempt struct {
 	// Number is 1, and one more for each attempt that failed or died.
 	Number int
@@ -221,7 +221,7 @@ func (w *Worker) attempt(ctx context.Context, job string, wait bool, f func(cont
 	case k.attempt > 1:
 		a.Previous = errors.New(string(k.previous))
 	}
-	return w.conclude(job, a, run(k.ctx, a, func(err error) { _, _ = w.conclude(job, a, err) }, f))
+	return w.conclude(job, a, run(k.Context(), a, func(err error) { _, _ = w.conclude(job, a, err) }, f))
 }
 
 func (w *Worker) ended(job string, j *store.Job) (Report, error) {
@@ -253,11 +253,11 @@ func run(ctx context.Context, a *Attempt, unwinding func(error), f func(context.
 // maxCause bounds the text of an error that is remembered.
 const maxCause = 1024
 
-// conclude tells the store what became of an attempt.
+// conclude tells the store the outcome of an attempt.
 func (w *Worker) conclude(job string, a *Attempt, err error) (Report, error) {
 	k := a.Lock
 	o := &jobOutcome{jobTerms: *k.terms, outcome: store.JobDone}
-	stopped := k.ctx.Err() != nil // the caller's context ended, or the lease was lost
+	stopped := k.Context().Err() != nil // the caller's context ended, or the lease was lost
 	switch {
 	case err != nil && stopped:
 		o.outcome = store.NoOutcome
@@ -268,7 +268,7 @@ func (w *Worker) conclude(job string, a *Attempt, err error) (Report, error) {
 			o.cause = []byte("(an error without a text)")
 		}
 	}
-	cause := context.Cause(k.ctx)
+	cause := context.Cause(k.Context())
 	released := k.report(o)
 	r := Report{Attempts: o.answer.Attempts}
 	switch {
@@ -297,7 +297,7 @@ func (k *Lock) report(o *jobOutcome) error {
 	h := k.hold()
 	h.job = o
 	for wait := 10 * time.Millisecond; o.outcome != store.NoOutcome; wait = min(2*wait, 500*time.Millisecond) {
-		held, err := l.release(context.Background(), h)
+		held, err := l.panel.release(context.Background(), h)
 		if err == nil {
 			k.concluded()
 			if !held {
@@ -326,10 +326,7 @@ func (k *Lock) concluded() {
 	}
 	k.cancel(errUnlocked)
 	k.round.finish()
-	k.l.forget(k)
-	close(k.released)
-	k.l.nudge(k.name)
-	k.l.observe(cache.LeaseReleased, k.name, cache.Event{Token: cache.Token(k.id), Duration: time.Since(k.granted)})
+	k.wasReleased(nil)
 }
 
 func (w *Worker) idempotencyKey(job string) string {
@@ -353,7 +350,7 @@ func (s WorkState) String() string {
 	return [...]string{"free", "running", "failed", "done", "gave up"}[s]
 }
 
-// A Status is what is known of a job.
+// A Status describes a job.
 type Status struct {
 	State    WorkState
 	Attempts int           // that failed or died, and the one that succeeded

@@ -250,7 +250,7 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 		c.out.notStored()
 	default:
 		if rand.Uint32()%trustEvery == 0 {
-			c.m.pages.marks.Trust(at.key())
+			c.m.pages.marks.Hit(at.key())
 		}
 		c.m.pages.kept.use(at.page)
 		c.out.serve(p, res, age, "")

@@ -31,7 +31,7 @@ func TestIdentityHeadersAreCredentials(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f := newFront(t, middleware.Options{TTL: time.Minute, Forward: forward}, func(w http.ResponseWriter, r *http.Request) {
 						if r.Header.Get(name) == "" {
-							http.Error(w, "log in", 401)
+							http.Error(w, "log in", http.StatusUnauthorized)
 							return
 						}
 						fmt.Fprint(w, "for ", r.Header.Get(name))
@@ -177,7 +177,7 @@ func TestPrivateAnswerIsNeverTheStrippedRuns(t *testing.T) {
 	}
 	forbidden := func(w http.ResponseWriter, r *http.Request) {
 		if _, err := r.Cookie("session"); err != nil {
-			http.Error(w, "log in", 403)
+			http.Error(w, "log in", http.StatusForbidden)
 			return
 		}
 		account(w, r)
@@ -192,7 +192,10 @@ func TestPrivateAnswerIsNeverTheStrippedRuns(t *testing.T) {
 		"session, public": session(saying(account, "Cache-Control: private")),
 	} {
 		for _, o := range []middleware.Options{
-			{Cookies: []string{}}, {Cookies: []string{"theme"}}, {Cookies: []string{}, TTL: time.Minute, Stale: time.Minute}, {Cookies: []string{}, Forward: []string{middleware.AllHeaders}},
+			{Cookies: []string{}},
+			{Cookies: []string{"theme"}},
+			{Cookies: []string{}, TTL: time.Minute, Stale: time.Minute},
+			{Cookies: []string{}, Forward: []string{middleware.AllHeaders}},
 			{Rules: []middleware.Rule{{Pattern: "/", Cookies: []string{}}}},
 		} {
 			t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -139,11 +140,11 @@ func TestSustainedOddRequestsCostNoRunsOfOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				good := 0
+				var good atomic.Int32
 				h := odd(c.cacheControl, failing(406))
 				f := newFront(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
 					if h(w, r); w.Header().Get("Cache-Control") == c.cacheControl {
-						good++
+						good.Add(1)
 					}
 				})
 				var same []string
@@ -151,7 +152,7 @@ func TestSustainedOddRequestsCostNoRunsOfOthers(t *testing.T) {
 					same = []string{"Cookie: a=b"}
 				}
 				f.ask("/", same...)
-				good = 0
+				good.Store(0)
 				for i := range 600 {
 					if i%100 == 0 {
 						go f.send(t.Context(), "/", c.attack...)
@@ -160,8 +161,8 @@ func TestSustainedOddRequestsCostNoRunsOfOthers(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 				}
 				time.Sleep(5 * time.Second)
-				if good > c.refreshes {
-					t.Errorf("%d runs for others, want at most %d", good, c.refreshes)
+				if n := good.Load(); int(n) > c.refreshes {
+					t.Errorf("%d runs for others, want at most %d", n, c.refreshes)
 				}
 			})
 		})
@@ -217,7 +218,7 @@ func TestFailureIsSharedByEqualRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFront(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(100 * time.Millisecond)
-			http.Error(w, "no "+r.Header.Get("Accept"), 403)
+			http.Error(w, "no "+r.Header.Get("Accept"), http.StatusForbidden)
 		})
 		for range 10 {
 			go f.send(t.Context(), "/", "Accept: a")

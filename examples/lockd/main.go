@@ -5,7 +5,7 @@
 //	POST   /NAME?ttl=10s&wait=5s   201 and {"id","fence","valid_ms"}; 409 if it is held
 //	PUT    /NAME?id=ID&ttl=10s     200: the lock ends ttl from now; 410 if it is lost
 //	DELETE /NAME?id=ID             204; 410 if it was not held any more
-//	GET    /NAME                   200 and who holds it
+//	GET    /NAME                   200 and the holder
 //
 // A client that dies leaves its lock to the TTL: nothing is renewed here. Without REDIS_URL
 // it keeps the locks in files, for the programs of this machine.

@@ -13,7 +13,7 @@ import (
 	"github.com/stampedeguard/stampede/lock"
 )
 
-// An order is what a child is to do.
+// An order tells a child its task.
 type order struct {
 	Technique string
 	Addrs     []string
@@ -26,8 +26,9 @@ type order struct {
 	Wait      time.Duration // before it begins
 }
 
-// A message is what a child tells: In and Out of a time in which it worked under the lock.
+// A message is from a child: In and Out of a time in which it worked under the lock.
 type message struct {
+	ID      string // of the order
 	In, Out time.Time
 	Begins  bool   // it has just begun to work
 	Stopped bool   // it waits to be killed
@@ -115,7 +116,7 @@ func (c *contender) ours(clients []*redis.Client) error {
 		return err
 	}
 	defer func() { _ = l.Close() }()
-	c.sent.Reset() // of what opening a store needs
+	c.sent.Reset() // of the commands that open a store
 	for range c.o.Rounds {
 		err := l.Do(context.Background(), name, func(ctx context.Context, _ *lock.Lock) error {
 			c.work(ctx)
@@ -130,7 +131,7 @@ func (c *contender) ours(clients []*redis.Client) error {
 
 // work tells when it began and ended: at the latest when ctx does.
 func (c *contender) work(ctx context.Context) {
-	m := message{In: time.Now()}
+	m := message{ID: c.o.ID, In: time.Now()}
 	c.parent.Tell(message{Begins: true})
 	if c.o.Stop {
 		c.stop()

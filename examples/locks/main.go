@@ -1,5 +1,5 @@
 // Command locks runs the locks on Redis that articles recommend, as they print them, in real
-// processes beside package lock, and shows what each does under faults:
+// processes beside package lock, and shows the behaviour of each under faults:
 //
 //	go run ./examples/locks [-runs 3] [-json]
 //
@@ -85,7 +85,7 @@ func slow(first order) func(i int) (order, bool) {
 	}
 }
 
-// A result is what some runs of one fault have shown.
+// A result sums up some runs of one fault.
 type result struct {
 	Name         string  `json:"name"`
 	Runs         int     `json:"runs"`
@@ -321,7 +321,14 @@ func (r *run) kill(i int) error {
 	r.mu.Lock()
 	p := r.children[i]
 	r.mu.Unlock()
-	return p.Kill()
+	err := p.Kill()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.began { // it held the lock until now
+		now := time.Now()
+		r.spans = append(r.spans, message{ID: fmt.Sprint(i), In: now, Out: now})
+	}
+	return err
 }
 
 func (r *run) take(m *message) {
@@ -410,10 +417,11 @@ func (r *run) overlaps() (n int) {
 	return n
 }
 
-// handOvers are the times from one work's end to the next one's begin, where none was over.
+// handOvers are the times from the end of one process's work, or its death, to the beginning
+// of another one's.
 func (r *run) handOvers() (all []time.Duration) {
 	for i := 1; i < len(r.spans); i++ {
-		if d := r.spans[i].In.Sub(r.spans[i-1].Out); d > 0 {
+		if d := r.spans[i].In.Sub(r.spans[i-1].Out); d > 0 && r.spans[i].ID != r.spans[i-1].ID {
 			all = append(all, d)
 		}
 	}

@@ -21,6 +21,11 @@ func TestOursHasNoOverlapsAndNoDeadlocks(t *testing.T) {
 		if f.Overlaps > 0 || f.Deadlocks > 0 {
 			t.Errorf("%+v", f)
 		}
+		// Of different processes, on a quiet machine.
+		bound := map[string]float64{"contention": 2, "killed holder": 300}[f.Name]
+		if bound > 0 && os.Getenv("STAMPEDE_BOUNDS") == "1" && (f.HandOver == 0 || f.HandOver > bound) {
+			t.Errorf("%s: %v ms from one process to the next, want %v at most", f.Name, f.HandOver, bound)
+		}
 	}
 }
 

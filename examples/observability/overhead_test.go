@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -82,14 +83,18 @@ func BenchmarkOverhead(b *testing.B) {
 		b.Cleanup(func() { _ = s.Close(); _ = client.Close() })
 		return s
 	}
+	far := func(o cache.Observer) func(context.Context, int) error { return observed(b, open(o), o, false) }
 	for _, bench := range []struct {
-		name  string
-		round int
-		make  func(o cache.Observer) func(context.Context, int) error
+		name    string
+		callers int
+		round   int // calls of each
+		make    func(o cache.Observer) func(context.Context, int) error
 	}{
-		{"near", 5000, func(o cache.Observer) func(context.Context, int) error { return observed(b, memory, o, true) }},
-		{"memory", 2000, func(o cache.Observer) func(context.Context, int) error { return observed(b, memory, o, false) }},
-		{"redis", 50, func(o cache.Observer) func(context.Context, int) error { return observed(b, open(o), o, false) }},
+		{"near", 1, 5000, func(o cache.Observer) func(context.Context, int) error { return observed(b, memory, o, true) }},
+		{"memory", 1, 2000, func(o cache.Observer) func(context.Context, int) error { return observed(b, memory, o, false) }},
+		{"redis", 1, 50, far},
+		{"redis-64", 64, 20, far},
+		{"redis-512", 512, 5, far},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			gets := []func(context.Context, int) error{bench.make(nil), bench.make(everything(b))}
@@ -99,12 +104,10 @@ func BenchmarkOverhead(b *testing.B) {
 			for b.Loop() {
 				for n, get := range gets {
 					start := time.Now()
-					for i := range bench.round {
-						if err := get(ctx, i); err != nil {
-							b.Fatal(err)
-						}
+					if err := together(ctx, bench.callers, bench.round, get); err != nil {
+						b.Fatal(err)
 					}
-					took[n] = append(took[n], float64(time.Since(start))/float64(bench.round))
+					took[n] = append(took[n], float64(time.Since(start))/float64(bench.round*bench.callers))
 				}
 			}
 			for n := range took {
@@ -117,6 +120,25 @@ func BenchmarkOverhead(b *testing.B) {
 			b.ReportMetric(took[1][mid]/took[0][mid], "ratio-median")
 		})
 	}
+}
+
+// together has callers make so many calls each, all of the same keys at about the same time.
+func together(ctx context.Context, callers, calls int, get func(context.Context, int) error) error {
+	errs := make([]error, callers)
+	one := func(c int) {
+		for i := range calls {
+			if err := get(ctx, i); err != nil {
+				errs[c] = err
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for c := 1; c < callers; c++ {
+		wg.Go(func() { one(c) })
+	}
+	one(0)
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 func TestNearHitDoesNotAllocateWithEverythingOn(t *testing.T) {

@@ -1,5 +1,7 @@
-// Command worker does one job in several processes. It succeeds with a chance of 15 %, is
-// tried at most five times, and with -kill its workers are killed at work:
+// Command worker does one job in several processes. The job has ten parts, each of which may
+// fail: an attempt that does all of them succeeds with a chance of 15 %. At most five attempts
+// are made. Each goes on after the last part that was done, the last one tries each part
+// twice, and with -kill two workers are killed at work:
 //
 //	go run ./examples/worker [-procs 4] [-kill] [-json]
 //
@@ -14,6 +16,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"math"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -27,16 +30,36 @@ import (
 	"github.com/stampedeguard/stampede/lock"
 )
 
-const maxAttempts = 5
+const (
+	maxAttempts = 5
+	parts       = 10
+	chance      = 0.15 // of an attempt that does all parts
+)
 
-// A message is what a worker tells: "acquired", "error", "success" with the time, or
-// "ended" with the report.
+// A message is a line of a worker's log: "acquired", "part", "error", "done" and "gave up" of
+// the job, "locked" of a worker that waits for another one, and "ended" of a worker.
 type message struct {
-	What    string
+	Event   string
 	Attempt int
+	Part    int // "part": it was done, counted from 1
 	At      time.Time
 	Text    string
 }
+
+// A tongue tells the parent of the locks that another worker has.
+type tongue struct{ parent *spawn.Parent }
+
+func (t tongue) Observe(e cache.Event) {
+	if e.Kind == cache.LeaseHeld {
+		t.parent.Tell(message{Event: "locked", At: time.Now()})
+	}
+}
+
+// finish notes a part as done, unless a later attempt has noted one: its fence is larger.
+var finish = redis.NewScript(`
+if tonumber(redis.call('HGET', KEYS[1], 'fence') or '0') > tonumber(ARGV[1]) then return 0 end
+redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'parts', ARGV[2])
+return 1`)
 
 // work is a child: it does the job, or waits until it is done.
 func work(parent *spawn.Parent) error {
@@ -55,30 +78,61 @@ func work(parent *spawn.Parent) error {
 		MaxAttempts: maxAttempts,
 		Lease:       time.Second,
 		Backoff:     func(int) time.Duration { return 50 * time.Millisecond },
+		Observer:    tongue{parent},
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = worker.Close() }()
 	report, err := worker.Do(context.Background(), "job", func(ctx context.Context, a *lock.Attempt) error {
-		parent.Tell(message{"acquired", a.Number, time.Now(), fmt.Sprintf("previous: %v", a.Previous)})
+		parent.Tell(message{Event: "acquired", Attempt: a.Number, At: time.Now(), Text: fmt.Sprintf("previous: %v", a.Previous)})
+		err := goOn(ctx, parent, client, a)
+		end := message{Event: "done", Attempt: a.Number, At: time.Now()}
+		if err != nil {
+			end.Event, end.Text = "error", err.Error()
+		}
+		parent.Tell(end)
+		return err
+	})
+	end := message{Event: "ended", Attempt: report.Attempts, At: time.Now(), Text: fmt.Sprintf("done %v, by another %v", report.Done, report.ByOther)}
+	if gaveUp := (*lock.GaveUpError)(nil); errors.As(err, &gaveUp) {
+		end.Event, end.Text = "gave up", err.Error()
+	} else if err != nil {
+		end.Text = err.Error()
+	}
+	parent.Tell(end)
+	return nil
+}
+
+// goOn does the parts that are not done yet. The last attempt tries a part again.
+func goOn(ctx context.Context, parent *spawn.Parent, client *redis.Client, a *lock.Attempt) error {
+	done, err := client.HGet(ctx, "progress", "parts").Int()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return err
+	}
+	tries := 1
+	if a.Last {
+		tries = 2
+	}
+	fails := 1 - math.Pow(chance, 1.0/parts) // the chance of a part
+	for part := done + 1; part <= parts; part++ {
 		select {
-		case <-time.After(100*time.Millisecond + rand.N(200*time.Millisecond)):
+		case <-time.After(30 * time.Millisecond):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if rand.Float64() < 0.15 {
-			parent.Tell(message{"success", a.Number, time.Now(), ""})
-			return nil
+		if rand.Float64() < math.Pow(fails, float64(tries)) {
+			return fmt.Errorf("part %d failed", part)
 		}
-		parent.Tell(message{"error", a.Number, time.Now(), ""})
-		return errors.New("out of luck")
-	})
-	text := fmt.Sprintf("done %v, by another %v, attempts %d", report.Done, report.ByOther, report.Attempts)
-	if err != nil {
-		text = err.Error()
+		noted, err := finish.Run(ctx, client, []string{"progress"}, a.Lock.Fence(), part).Int()
+		if err != nil {
+			return err
+		}
+		if noted == 0 {
+			return lock.ErrLost
+		}
+		parent.Tell(message{Event: "part", Attempt: a.Number, Part: part, At: time.Now()})
 	}
-	parent.Tell(message{"ended", report.Attempts, time.Now(), text})
 	return nil
 }
 
@@ -113,16 +167,18 @@ type outcome struct {
 // A span is an attempt, from acquired to its end or to the death of its process.
 type span struct{ from, to time.Time }
 
-// A fleet is the workers, and what they have told.
+// A fleet is the workers and their messages.
 type fleet struct {
-	addr  string
-	quiet bool
+	addr     string
+	quiet    bool
+	maxKills int
 
 	mu      sync.Mutex
+	chosen  int // workers to be killed, so far
 	spans   []*span
 	at      map[*spawn.Process]*span // attempts that run
 	outcome outcome
-	working chan *spawn.Process // those that have begun an attempt
+	victims chan *spawn.Process // workers in the middle of an attempt
 	ended   sync.WaitGroup
 }
 
@@ -132,7 +188,10 @@ func run(procs int, kill, quiet bool) (outcome, error) {
 		return outcome{}, err
 	}
 	defer func() { _ = server.Stop() }()
-	f := &fleet{addr: server.Addr(), quiet: quiet, at: map[*spawn.Process]*span{}, working: make(chan *spawn.Process, 100)}
+	f := &fleet{addr: server.Addr(), quiet: quiet, at: map[*spawn.Process]*span{}, victims: make(chan *spawn.Process, maxKills)}
+	if kill {
+		f.maxKills = maxKills
+	}
 	for range procs {
 		if err := f.start(); err != nil {
 			return outcome{}, err
@@ -142,11 +201,9 @@ func run(procs int, kill, quiet bool) (outcome, error) {
 	go func() { f.ended.Wait(); close(done) }()
 	for {
 		select {
-		case p := <-f.working:
-			if kill && f.kills() < 2 && rand.IntN(2) == 0 {
-				if err := f.kill(p); err != nil {
-					return outcome{}, err
-				}
+		case p := <-f.victims:
+			if err := f.kill(p); err != nil {
+				return outcome{}, err
 			}
 		case <-done:
 			return f.sum(), nil
@@ -154,12 +211,6 @@ func run(procs int, kill, quiet bool) (outcome, error) {
 			return outcome{}, errors.New("the job has not ended after a minute")
 		}
 	}
-}
-
-func (f *fleet) kills() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.outcome.Kills
 }
 
 func (f *fleet) start() error {
@@ -184,19 +235,27 @@ func (f *fleet) start() error {
 	return nil
 }
 
+// maxKills leaves attempts that can come to an end.
+const maxKills = 2
+
 func (f *fleet) take(p *spawn.Process, m *message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.quiet {
-		log.Printf("%d %s attempt %d %s", p.PID(), m.What, m.Attempt, m.Text)
+		log.Printf("%d %s attempt %d part %d %s", p.PID(), m.Event, m.Attempt, m.Part, m.Text)
 	}
-	switch m.What {
+	switch m.Event {
 	case "acquired":
 		f.outcome.Attempts = max(f.outcome.Attempts, m.Attempt)
 		s := &span{from: m.At, to: time.Now().Add(time.Hour)}
 		f.spans, f.at[p] = append(f.spans, s), s
-		f.working <- p
-	case "success":
+	case "part":
+		// A worker is killed in the first half of the job, far from its end.
+		if f.chosen < f.maxKills && m.Part > 2*f.chosen && m.Part <= parts/2 {
+			f.chosen++
+			f.victims <- p
+		}
+	case "done":
 		f.outcome.Done++
 		f.at[p].to = m.At
 	case "error":
@@ -206,10 +265,6 @@ func (f *fleet) take(p *spawn.Process, m *message) {
 
 // kill ends a worker, and starts another.
 func (f *fleet) kill(p *spawn.Process) error {
-	time.Sleep(50 * time.Millisecond) // it is at work
-	if p.Died() != nil {
-		return nil
-	}
 	if err := p.Kill(); err != nil {
 		return err
 	}

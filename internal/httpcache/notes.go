@@ -100,6 +100,11 @@ func (m *Notes) Trust(key string) {
 	m.change(key, func(n *Note) { n.Trusted, n.Strikes = true, 0 })
 }
 
+// Hit notes that a response of the key is shared, which may be an old one.
+func (m *Notes) Hit(key string) {
+	m.change(key, func(n *Note) { n.Trusted = true })
+}
+
 // Strike notes that a response of the key could not be shared, and returns the note from
 // before.
 func (m *Notes) Strike(key string) (before Note) {

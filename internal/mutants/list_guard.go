@@ -26,7 +26,7 @@ func guardMutants() []Mutant {
 		in("guard", "a value whose fill was refused is for all callers", "		o.moment = end.start\n	}\n	if entry == nil {", "		_ = o\n	}\n	if entry == nil {", Sim(1000, "P3", "sharing")),
 		in("guard", "a waiter does not ask again after it is confirmed", "	if f.abandoned() {\n		return retryOutcome()", "	if f.unwatched.IsZero() {\n		return f.wait(ctx, left)\n	}\n	if f.abandoned() {\n		return retryOutcome()", Sim(300, "P4 returns")),
 		in("guard", "a value that was not modified keeps no stamp of its own", "entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = old.Stamp.Epoch, old.Stamp.N, stamp.N", "entry.Renewed = stamp.N",
-			Test("guard", "TestDeleteTagHidesEarlierFetchesFromLaterCallers", "TestDeletedValueIsNeverRenewed", "TestRenewalKeepsTheTagsOfTheValue")),
+			Test("guard", "TestRenewalDuringADeletionOfItsTagIsRefused")),
 		in("guard", "a stale value that was deleted is renewed", "	if l.told {\n		p.recheck(turns)\n	}\n", "", Test("guard", "TestDeletedValueIsNotRenewedAfterAWait", "TestDeletedValueIsNeverRenewed", "TestDeletedValueIsNotRenewedByAGet")),
 		in("guard", "a fallback from before a caller came is lent to it", "if l := f.fallback.Load(); rd == nil && l != nil && number < l.moment {", "if l := f.fallback.Load(); rd == nil && l != nil {", Test("guard", "TestLaterCallersBorrowNoDeletedValue")),
 		in("guard", "a queued change that Redis refuses is dropped", "			if e != nil {\n				err = e\n				continue\n			}\n			b.doneKey", "			err = e\n			b.doneKey", Test("guard", "TestRefusedInvalidationStaysQueued")),

@@ -13,7 +13,7 @@ func manyMutants() []Mutant {
 		in("guard", "a batch takes its stamp after its fetch", "	ends := make([]ending, len(turns))\n	for i, t := range turns {\n		ends[i] = t.endSafely(fills[i])", "	p.stamp, p.stampErr = p.l.e.store.Stamp(p.l.ctx)\n	ends := make([]ending, len(turns))\n	for i, t := range turns {\n		ends[i] = t.endSafely(fills[i])",
 			Test("guard", "TestTagDeletedWhileABatchIsFetched")),
 		in("guard", "the last part of a batch uses the first one's stamp", "!waited && p.keys.now == 0 && turns", "!waited && turns", Test("guard", "TestTagDeletedBeforeAPartSpoilsNothing")),
-		in("guard", "leases of a fetch in parts last for one part", "		r.RenewFor = min(r.RenewFor, store.MaxTTL/parts) * parts\n", "", Sim(1000, "calm").Of("many")),
+		in("guard", "leases of a fetch in parts last for one part", "		r.RenewFor = min(r.RenewFor, store.MaxTTL/parts) * parts\n", "		_ = parts\n", Sim(1000, "calm").Of("many")),
 		in("guard", "a flight of several keeps waiting with its leader", "			l.part(f)\n			f.next <- a\n", "			f.next <- a\n", Test("guard", "TestReversedBatchesDoNotDeadlock", "TestOverlappingBatchesFetchEachKeyOnce", "TestBatchTakesOverKeysOfDeadHolders")),
 		in(redisStore, "a pipeline's unanswered tokens are left as asked for", "				answers[i] = s.unanswered(&asked[j], fate, err)\n", "				answers[i] = store.Answer{Err: err}\n", Sim(300, "leak").Of("many")),
 	})

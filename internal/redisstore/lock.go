@@ -21,30 +21,50 @@ var (
 	lockStateScript  = newScript("lockstate")
 )
 
-const (
-	// fenceKept is how long a fence is kept after the last grant. A counter that is missing
-	// starts at Redis's time in microseconds, so it is larger than it ever was.
-	fenceKept = 7 * 24 * time.Hour
-	// attemptsKept is how long the attempts at a lock without a job are remembered.
-	attemptsKept = time.Hour
-)
-
-// lockNames are the names of one lock. All lie in one slot.
+// lockNames are the names of one lock, and the place's value of one call. All names lie in
+// one slot and share their memory.
 type lockNames struct {
-	fence, job, pause, wake any
-	places                  []any
+	record, job, pause, wake keyArg
+	places                   []keyArg
+	value, message           keyArg
 }
 
-func (s keyspace) lock(key string, places int) lockNames {
+func (s keyspace) lock(key string, places int) *lockNames {
 	e := s.entry(key)
-	n := lockNames{fence: e + ":fence", job: e + ":job", pause: e + ":pause", wake: e + ":wake", places: make([]any, places)}
+	all := e + ":fence" + e + ":job" + e + ":pause" + e + ":wake" + e + ":lock"
+	next := func(suffix string) (name keyArg) {
+		end := len(e) + len(suffix)
+		name, all = keyArg(all[:end]), all[end:]
+		return name
+	}
+	n := &lockNames{
+		record: next(":fence"), job: next(":job"), pause: next(":pause"), wake: next(":wake"),
+		places: make([]keyArg, places),
+	}
 	for i := range n.places {
-		n.places[i] = e + ":lock"
+		n.places[i] = keyArg(all)
 		if i > 0 {
-			n.places[i] = e + ":lock:" + strconv.Itoa(i)
+			n.places[i] += keyArg(":" + strconv.Itoa(i))
 		}
 	}
 	return n
+}
+
+// words begin a call of a script: with the record, the places and, if there is one, the job.
+func (n *lockNames) words(sc *script, jobs bool) []any {
+	keys := 1 + len(n.places)
+	if jobs {
+		keys += 2
+	}
+	const args = 8
+	words := append(make([]any, 0, firstKey+keys+args), "evalsha", sc.sha, keys, &n.record)
+	for i := range n.places {
+		words = append(words, &n.places[i])
+	}
+	if jobs {
+		words = append(words, &n.job, &n.pause)
+	}
+	return words
 }
 
 // Lock implements [store.Locks].
@@ -55,18 +75,23 @@ func (s *Store) Lock(ctx context.Context, op *store.LockOp) (store.LockAnswer, e
 	names := s.names.lock(op.Key, op.Places)
 	switch op.Kind {
 	case store.AcquireLock:
-		return s.acquireLock(ctx, op, &names)
+		return s.acquireLock(ctx, op, names)
 	case store.ExtendLock:
-		inv := lockExtendScript.invokeOn(names.places, []any{names.fence, names.job},
-			op.ID[:], ttlArg(op.TTL), op.Fence, op.Keep.Milliseconds(), fenceKept.Milliseconds())
-		value, err := s.lockCall(ctx, op, inv, nil)
+		words := append(names.words(lockExtendScript, op.Keep > 0), op.ID[:], ttlArg(op.TTL), op.Fence)
+		if op.Keep > 0 {
+			words = append(words, op.Keep.Milliseconds())
+		}
+		value, err := s.lockCall(ctx, op, invocation{lockExtendScript, words}, nil)
 		return store.LockAnswer{OK: value == int64(1)}, err
 	case store.ReleaseLock:
-		return s.releaseLock(ctx, op, &names)
+		return s.releaseLock(ctx, op, names)
 	}
-	forget := flag(op.Kind == store.ForgetJob)
-	inv := lockStateScript.invokeOn(names.places, []any{names.fence, names.job, names.pause}, s.alive, forget)
-	value, err := s.lockCall(ctx, op, inv, nil)
+	words := []any{&names.record, &names.job, &names.pause}
+	for i := range names.places {
+		words = append(words, &names.places[i])
+	}
+	words = append(words, s.alive, flag(op.Kind == store.ForgetJob))
+	value, err := s.lockCall(ctx, op, lockStateScript.invoke(3+op.Places, words...), nil)
 	if err != nil {
 		return store.LockAnswer{}, err
 	}
@@ -75,13 +100,6 @@ func (s *Store) Lock(ctx context.Context, op *store.LockOp) (store.LockAnswer, e
 		return store.LockAnswer{OK: f.number(0) == 1}, f.err
 	}
 	return parseLockState(value)
-}
-
-// invokeOn calls the script with some names, places after them, and arguments.
-func (sc *script) invokeOn(places, names []any, args ...any) invocation {
-	words := make([]any, 0, len(names)+len(places)+len(args))
-	words = append(append(append(words, names...), places...), args...)
-	return sc.invoke(len(names)+len(places), words...)
 }
 
 // lockCall carries a script out. On a single server that is done by this goroutine, without
@@ -108,8 +126,7 @@ func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation, 
 		s.client.AddHook(diverted{s, lone})
 	})
 	after := n.breaker.sent()
-	bounded, cancel := context.WithTimeout(context.WithValue(context.WithoutCancel(ctx), diversion{s}, true), s.opts.RedisTimeout)
-	defer cancel()
+	bounded := &diversion{ctx, s, s.deadline()}
 	cmd := inv.command(bounded, false)
 	if err = s.client.Process(bounded, cmd); isUnknownScript(err) {
 		cmd = inv.command(bounded, true)
@@ -130,9 +147,15 @@ func (s *Store) acquireLock(ctx context.Context, op *store.LockOp, names *lockNa
 	liveness := s.livenessArg()
 	process := s.minter.Process()
 	for deadline := time.Now().Add(s.opts.RedisTimeout); ; {
-		inv := lockScript.invokeOn(names.places, []any{names.fence, names.job, names.pause},
-			op.ID[:], ttlArg(op.TTL), optional(op.Suspect), s.alive, liveness, process[:],
-			fenceKept.Milliseconds(), op.Keep.Milliseconds(), op.MaxAttempts, flag(op.Vote), attemptsKept.Milliseconds())
+		names.value = keyArg(string(op.ID[:]) + string(process[:]) + strconv.Itoa(liveness))
+		words := append(names.words(lockScript, op.Keep > 0), &names.value, ttlArg(op.TTL), s.alive)
+		if op.Vote || op.Keep > 0 || !op.Suspect.IsZero() {
+			words = append(words, optional(op.Suspect), flag(op.Vote))
+		}
+		if op.Keep > 0 {
+			words = append(words, op.Keep.Milliseconds(), op.MaxAttempts)
+		}
+		inv := invocation{lockScript, words}
 		asked := time.Now()
 		value, err := s.lockCall(ctx, op, inv, func(late []reply) { s.lockedLate(op, names, late[0]) })
 		if err != nil {
@@ -170,8 +193,51 @@ type diverted struct {
 	lone *redis.Client
 }
 
-// diversion marks the context of a command of locks.
-type diversion struct{ s *Store }
+// A diversion is the context of a command of locks: it has the values of the caller's
+// context, and ends with others of about the same time.
+type diversion struct {
+	context.Context
+	s   *Store
+	end context.Context
+}
+
+// Deadline implements [context.Context].
+func (d *diversion) Deadline() (time.Time, bool) { return d.end.Deadline() }
+
+// Done implements [context.Context].
+func (d *diversion) Done() <-chan struct{} { return d.end.Done() }
+
+// Err implements [context.Context].
+func (d *diversion) Err() error { return d.end.Err() }
+
+// Value implements [context.Context].
+func (d *diversion) Value(key any) any {
+	if key == any(d.s) {
+		return d
+	}
+	return d.Context.Value(key)
+}
+
+// A deadline ends the calls that were begun before a time.
+type deadline struct {
+	context.Context
+	last   time.Time // to begin a call
+	cancel context.CancelFunc
+}
+
+// deadline is a context that ends RedisTimeout from now, or up to a quarter of that later.
+// The calls of that time share it: a context of its own costs a call more than the rest of
+// its work in this process.
+func (s *Store) deadline() context.Context {
+	now := time.Now()
+	if d := s.callsEnd.Load(); d != nil && now.Before(d.last) {
+		return d
+	}
+	d := &deadline{last: now.Add(s.opts.RedisTimeout / 4)}
+	d.Context, d.cancel = context.WithDeadline(context.Background(), d.last.Add(s.opts.RedisTimeout)) // which ends it
+	s.callsEnd.Store(d)
+	return d
+}
 
 // DialHook implements [redis.Hook].
 func (diverted) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -179,7 +245,7 @@ func (diverted) DialHook(next redis.DialHook) redis.DialHook { return next }
 // ProcessHook implements [redis.Hook].
 func (d diverted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if ctx.Value(diversion{d.s}) != nil {
+		if ctx.Value(d.s) != nil {
 			return d.lone.Process(ctx, cmd)
 		}
 		return next(ctx, cmd)
@@ -192,18 +258,26 @@ func (diverted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 }
 
 func (s *Store) releaseLock(ctx context.Context, op *store.LockOp, names *lockNames) (store.LockAnswer, error) {
-	outcome := map[store.Outcome]string{store.AttemptFailed: "f", store.JobDone: "d"}[op.Outcome]
-	var counted time.Duration // how long the fence of this release is kept, which the next attempts are counted from
-	if op.Keep == 0 && op.Places == 1 {
-		counted = attemptsKept
-	}
 	wake := store.Message{Signal: store.Released, Token: op.ID}
-	inv := unlockScript.invokeOn(names.places, []any{names.fence, names.job, names.pause},
-		op.ID[:], names.wake, wake.Encode(), s.publish(), op.Keep.Milliseconds(), counted.Milliseconds(),
-		outcome, op.Cause, op.Pause.Milliseconds(), op.MaxAttempts)
-	value, err := s.lockCall(ctx, op, inv, nil)
+	names.message = keyArg(wake.Encode())
+	jobs := op.Keep > 0
+	words := append(names.words(unlockScript, jobs), &names.message, &names.wake, s.publish())
+	if jobs {
+		outcome := ""
+		switch op.Outcome {
+		case store.AttemptFailed:
+			outcome = "f"
+		case store.JobDone:
+			outcome = "d"
+		}
+		words = append(words, op.Keep.Milliseconds(), outcome, op.Cause, op.Pause.Milliseconds(), op.MaxAttempts)
+	}
+	value, err := s.lockCall(ctx, op, invocation{unlockScript, words}, nil)
 	if err != nil {
 		return store.LockAnswer{}, err
+	}
+	if !jobs {
+		return store.LockAnswer{OK: value == int64(1)}, nil
 	}
 	f := fields{reply: value}
 	a := store.LockAnswer{OK: f.number(0) == 1, Job: store.Job{Attempts: int(f.number(1)), State: jobState(f.text(2))}}
@@ -211,13 +285,25 @@ func (s *Store) releaseLock(ctx context.Context, op *store.LockOp, names *lockNa
 }
 
 func jobState(s string) store.JobState {
-	return map[string]store.JobState{"f": store.JobFailed, "d": store.JobOver, "g": store.JobGaveUp}[s]
+	switch s {
+	case "f":
+		return store.JobFailed
+	case "d":
+		return store.JobOver
+	case "g":
+		return store.JobGaveUp
+	}
+	return store.JobFree
 }
 
 // parseLock reads the replies that lock.lua lists.
 func parseLock(value any) (store.LockAnswer, error) {
-	f := fields{reply: value}
 	var a store.LockAnswer
+	if fence, ok := value.(int64); ok {
+		a.Verdict, a.Fence = store.LockGranted, uint64(fence)
+		return a, nil
+	}
+	f := fields{reply: value}
 	switch word := f.text(0); word {
 	case "granted":
 		a.Verdict, a.TakenOver, a.Fence = store.LockGranted, f.number(1) == 1, uint64(f.number(2))

@@ -60,7 +60,8 @@ type Store struct {
 	feeds    store.Feeds
 	carried  tagTable
 
-	locking sync.Once // adds a hook for the commands of locks
+	locking  sync.Once                // adds a hook for the commands of locks
+	callsEnd atomic.Pointer[deadline] // of the latest commands of locks
 
 	// Close sets closing first, and ends ctx when everything has been given back.
 	closing atomic.Bool

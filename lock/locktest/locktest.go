@@ -269,6 +269,7 @@ func watch(t *testing.T, s *suite) {
 	case <-time.After(soon):
 		t.Fatal("no message says that the watch has begun")
 	}
+	s.refused(s.b, "n") // a waiter asks again then
 	s.release(s.a, "n", mine, true)
 	select {
 	case <-changed:

@@ -78,13 +78,13 @@ func evil(cacheControl string, answer http.HandlerFunc) http.HandlerFunc {
 }
 
 var odd = map[string]http.HandlerFunc{
-	"406": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad", 406) },
+	"406": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad", http.StatusNotAcceptable) },
 	"406, max-age": func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.WriteHeader(406)
 	},
 	"500":      func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad", 500) },
-	"302":      func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/login", 302) },
+	"302":      func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/login", http.StatusFound) },
 	"no-store": func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Cache-Control", "no-store") },
 	"Vary: *":  func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Vary", "*") },
 }
@@ -161,6 +161,7 @@ func (l *learning) Spend(context.Context, guard.Spending) (guard.Expense, error)
 func (l *learning) Settle(int)                                                   {}
 func (l *learning) Exhausted(guard.Priority) bool                                { return false }
 func (l *learning) Known() guard.BudgetState                                     { return guard.BudgetState{} }
+
 func (l *learning) Learn(context.Context, int, http.Header) (budget.Advice, error) {
 	l.told.Add(1)
 	return budget.Advice{}, nil

@@ -35,6 +35,8 @@
 //   - memory: the store is a memory store, and a gate in place of the network holds
 //     and loses calls. What a look into Redis shows is known from the gate instead.
 //
+// Package lock has a play of its own, which is shorter: [RunLocks].
+//
 // What is left to the runtime, and how far a seed replays in spite of it, is
 // told at [Run].
 package sim

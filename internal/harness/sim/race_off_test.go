@@ -23,3 +23,6 @@ func TestSimSameSeedIsTheSameHistory(t *testing.T) {
 		t.Errorf("that is more than one in 4")
 	}
 }
+
+// lockSeeds is how many seeds of package lock are played.
+const lockSeeds = 20

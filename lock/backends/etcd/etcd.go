@@ -58,7 +58,7 @@ func (b *Backend) revoke(ctx context.Context, id clientv3.LeaseID) {
 	_, _ = b.client.Revoke(ctx, id)
 }
 
-// A view is what etcd holds of a name.
+// A view is the content of etcd under a name.
 type view struct {
 	holder  lock.ID
 	held    bool

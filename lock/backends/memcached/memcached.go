@@ -1,6 +1,6 @@
 // Package memcached keeps the locks of package lock in memcached.
 //
-// memcached keeps nothing when it is restarted, and evicts what is old when it is full: take
+// memcached keeps nothing when it is restarted, and evicts old items when it is full: take
 // it where two holders at a time cost efficiency only, or three of them as a quorum.
 package memcached
 
