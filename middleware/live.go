@@ -77,8 +77,7 @@ func (c *call) needsWhole(p *httpcache.Page) bool {
 func (c *call) readAlong(p *httpcache.Page, res guard.Result[*httpcache.Page]) bool {
 	body := p.Live.Body.NewReader()
 	if body == nil { // its beginning is gone
-		c.alone(c.marked)
-		return true
+		return c.retry(httpcache.ErrUnshared)
 	}
 	a := c.out
 	defer p.Live.Leave(body)
