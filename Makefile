@@ -7,10 +7,10 @@ TESTFLAGS ?=
 
 TOOL = $(GO) tool -modfile=internal/tools/go.mod
 
-.PHONY: site site-check help deps test mutants lint fmt bench bench-peers fuzz chaos dashboard screenshots
+.PHONY: site site-check help deps test mutants lint fmt bench bench-peers collapse-peers fuzz chaos dashboard screenshots
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
 deps: ## fetch modules; install redis-server (and a C compiler) if missing
 	@.ci/deps
@@ -42,6 +42,13 @@ PEERS ?=
 
 bench-peers: deps ## measure this library beside its peers; writes docs/peers.md and docs/peers.svg
 	cd bench && $(GO) run . -as 'make bench-peers' -json results.json -md ../docs/peers.md -svg ../docs/peers.svg $(PEERS)
+
+# A run of everything takes about 6 minutes. COLLAPSE='-caches nginx -args "-run swr"' is shorter.
+COLLAPSE ?=
+
+collapse-peers: deps ## test how this project's proxy and five other caches collapse requests; writes docs/collapse.md
+	@.ci/collapse-peers
+	PATH=$$PATH:/usr/sbin $(GO) run ./internal/cmd/collapsepeers -md docs/collapse.md $(COLLAPSE)
 
 fuzz: deps ## run each fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) .ci/fuzz

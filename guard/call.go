@@ -229,8 +229,9 @@ func (c *call) await(kind flightKind, w *want, rest []*want, number uint64) *out
 	e := c.e
 	var moved <-chan struct{} = w.f.moved
 	var turn <-chan *openTurn
+	var previewed <-chan struct{}
 	if w.offer != nil {
-		turn = w.offer.turn
+		turn, previewed = w.offer.turn, w.f.previewed
 	}
 	for {
 		select {
@@ -258,6 +259,11 @@ func (c *call) await(kind flightKind, w *want, rest []*want, number uint64) *out
 			}
 		case t := <-turn:
 			return &outcome{turn: t, source: Fetched}
+		case <-previewed:
+			var o *outcome
+			if o, previewed = w.f.preview.outcome(c.ctx, number); o != nil {
+				return o
+			}
 		case <-c.ctx.Done():
 			return &outcome{err: context.Cause(c.ctx)}
 		case <-c.soft.over():

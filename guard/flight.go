@@ -33,6 +33,9 @@ type flight struct {
 	moved   chan struct{}     // closed when the flight is superseded or its goroutine exits
 	gone    chan struct{}     // moved, for callers that stay with a superseded flight
 
+	preview   *preview      // written before previewed is closed
+	previewed chan struct{} // closed by Turn.Preview
+
 	// Callers. flights.mu guards them.
 	before, after int    // callers that may have the result whatever happens, and the others
 	latest        uint64 // sequence number of the last caller

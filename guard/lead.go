@@ -32,7 +32,7 @@ func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *fli
 	p := &l.e.policy
 	f := &flight{
 		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(), trigger: triggerFor(kind, rd),
-		settled: make(chan struct{}), moved: make(chan struct{}),
+		settled: make(chan struct{}), moved: make(chan struct{}), previewed: make(chan struct{}),
 		// The first caller shares its read with no other caller; later reads are shared.
 		knownMoment: number + 1, unseen: number + 1,
 		request: store.Request{

@@ -225,6 +225,9 @@ func (c *call) retry(err error) bool {
 // judge answers from a page if this request may have it, else it has the page validated.
 // It returns false if the call has to look again.
 func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page]) bool {
+	if p.Live != nil {
+		return c.readLive(p, res)
+	}
 	age := ageOf(p, res)
 	switch res.Source {
 	case guard.Waited:

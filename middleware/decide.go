@@ -152,6 +152,7 @@ func (r *run) record() {
 	if r.asked.Header["Range"] == nil {
 		r.publish(outcome{then: readAlong, decision: r.recorded()})
 	}
+	r.share()
 }
 
 func (r *run) recorded() decision {
@@ -189,6 +190,9 @@ func (r *run) store() {
 		r.m.terms.Set(f, p)
 	}
 	stored := r.turn.Store(p)
+	if r.live != nil {
+		r.live.End(p, nil)
+	}
 	r.publish(outcome{then: servePage, page: p, stored: stored, decision: r.recorded()})
 	if stored && !r.passing {
 		_ = r.m.pages.drop(r.m.ctx, r.m.pages.kept.add(r.at.page))
@@ -197,17 +201,8 @@ func (r *run) store() {
 
 // page makes a page of a response that is whole.
 func (r *run) page(body []byte) *httpcache.Page {
-	p := &httpcache.Page{
-		Status: r.status, Body: body, Trailer: r.storedTrailer(), Vary: r.d.Vary, Freshness: r.d.Freshness,
-		Header: rfc9111.StoredHeader(r.response(), r.d.Control, r.rfc), Length: strconv.Itoa(len(body)), Began: r.began,
-	}
-	p.HidesTags = r.m.tags.hides(r.req, p.Header, r.tags)
-	delete(p.Header, "Content-Length")
-	withoutTraces(p.Header)
-	if len(p.Vary) > 0 {
-		p.Variant = rfc9111.VariantKey(p.Vary, r.req)
-	}
-	p.Freshness.InitialAge += time.Since(r.headerAt)
+	p := r.head()
+	p.Body, p.Length, p.Trailer = body, strconv.Itoa(len(body)), r.storedTrailer()
 	if _, set := p.Header["Content-Type"]; !set && len(body) > 0 && len(p.Header["Content-Encoding"]) == 0 {
 		p.Header.Set("Content-Type", http.DetectContentType(body))
 	}
@@ -217,6 +212,22 @@ func (r *run) page(body []byte) *httpcache.Page {
 	if r.m.opts.Compress && !r.d.Control.NoTransform {
 		p.Gzip = compress(p)
 	}
+	return p
+}
+
+// head makes the page without the body and all that depends on it.
+func (r *run) head() *httpcache.Page {
+	p := &httpcache.Page{
+		Status: r.status, Vary: r.d.Vary, Freshness: r.d.Freshness,
+		Header: rfc9111.StoredHeader(r.response(), r.d.Control, r.rfc), Began: r.began,
+	}
+	p.HidesTags = r.m.tags.hides(r.req, p.Header, r.tags)
+	delete(p.Header, "Content-Length")
+	withoutTraces(p.Header)
+	if len(p.Vary) > 0 {
+		p.Variant = rfc9111.VariantKey(p.Vary, r.req)
+	}
+	p.Freshness.InitialAge += time.Since(r.headerAt)
 	return p
 }
 

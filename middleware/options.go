@@ -154,8 +154,8 @@ type Options struct {
 
 	// # How long a request waits
 
-	// FetchTimeout bounds a run that other requests wait for. A longer one goes on for its
-	// own client only; without a client it is cancelled. Default 30 s.
+	// FetchTimeout bounds a run that other requests wait for. A longer one goes on for the
+	// clients that read its body by then; without any it is cancelled. Default 30 s.
 	FetchTimeout time.Duration
 	// WaitTimeout bounds the wait of a request for the run of another one. Default
 	// FetchTimeout plus 5 s.

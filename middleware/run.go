@@ -71,6 +71,7 @@ type run struct {
 	mu       sync.Mutex // guards status until decide, and these
 	written  int64
 	private  bool
+	live     *httpcache.Live // what requests that wait follow; nil: nothing yet
 	done     bool
 	hijacked bool
 	trailer  http.Header
@@ -321,16 +322,30 @@ func (r *run) Hijack() (conn net.Conn, rw *bufio.ReadWriter, err error) {
 	return conn, rw, err
 }
 
-// goPrivate leaves the run to its client alone. Without a client it is cancelled.
+// goPrivate leaves the run to its client, and to the requests that follow it by now.
+// Without any of them it is cancelled.
 func (r *run) goPrivate() {
 	r.mu.Lock()
 	r.private = r.private || !r.done
+	live := r.live
 	r.mu.Unlock()
+	if live != nil {
+		defer live.End(nil, nil)
+	}
 	if !r.rec.Pace() {
 		r.cancel(errClientGone)
 		return
 	}
-	context.AfterFunc(r.asked.Context(), func() { r.cancel(errClientGone) })
+	if r.reader != nil {
+		context.AfterFunc(r.asked.Context(), func() { r.leave(r.reader) })
+	}
+}
+
+// leave is called when a reader is closed. The last one ends a run that is not recorded.
+func (r *run) leave(reader *httpcache.Reader) {
+	if reader.Close() {
+		r.cancel(errClientGone)
+	}
 }
 
 func (r *run) isPrivate() bool {
@@ -342,9 +357,7 @@ func (r *run) isPrivate() bool {
 // detach is called when the client leaves: the run goes on for others, if it may.
 func (r *run) detach() {
 	r.client.leave()
-	if r.reader.Close() {
-		r.cancel(errClientGone)
-	}
+	r.leave(r.reader)
 }
 
 // publish tells the client its next step. The first call counts.
@@ -358,6 +371,10 @@ func (r *run) publish(o outcome) {
 // end ends the recording and the turn when the handler has returned.
 func (r *run) end() {
 	err := r.endResponse()
+	if r.live != nil {
+		r.live.Trailer = r.storedTrailer()
+		defer r.live.End(nil, err)
+	}
 	r.rec.End(err)
 	close(r.ended)
 	defer func() {

@@ -33,67 +33,76 @@ func stream(a *reply, r *run) {
 			return
 		}
 	}
-	a.event.Status = r.status
-	if a.asked.Method == http.MethodHead {
-		a.w.WriteHeader(r.status) // the run's GET goes on for others
-		return
+	if _, err := a.copyBody(r.reader, r.status, func() http.Header { return r.trailer }); err != nil {
+		abort(a, r)
 	}
-	copyBody(a, r)
 }
 
-// copyBody writes the header as soon as there is something to go with it, and the body.
-func copyBody(a *reply, r *run) {
-	control := http.NewResponseController(a.w)
-	wrote := false
+// copyBody writes the header as soon as a part of the body is to be sent with it, and the
+// body. It returns the error of a body that is not whole, and whether the header was
+// written by then. trailer is called at the body's end.
+func (a *reply) copyBody(body *httpcache.Reader, status int, trailer func() http.Header) (wrote bool, err error) {
+	control, h := http.NewResponseController(a.w), a.w.Header()
 	var declared map[string]bool // trailers
 	for {
-		part, flush, done := r.reader.Next()
-		if !wrote && (len(part) > 0 || flush || done) {
-			wrote = true
-			if done && !r.aborted {
-				knowLength(a.w.Header(), r, len(part))
-				declare(a.w.Header(), r.trailer)
+		part, flush, done := body.Next()
+		if done {
+			if err = body.Err(); err != nil && a.asked.Context().Err() != nil {
+				cutShort(a)
 			}
-			declared = httpcache.NamesIn(a.w.Header()["Trailer"])
-			a.w.WriteHeader(r.status)
 		}
-		if len(part) > 0 {
+		if !wrote && err == nil && (len(part) >= httpcache.WakeAt || flush || done) {
+			wrote = true
+			if done {
+				knowLength(h, trailer(), status, len(part))
+				declare(h, trailer())
+			}
+			declared = httpcache.NamesIn(h["Trailer"])
+			a.event.Status = status
+			a.w.WriteHeader(status)
+			if a.asked.Method == http.MethodHead {
+				return true, nil
+			}
+		}
+		if wrote && len(part) > 0 {
 			n, err := a.w.Write(part)
 			a.event.Bytes += int64(n)
-			r.reader.Took(len(part))
+			body.Took(len(part))
 			if err != nil {
-				return
+				return true, nil // the client has gone
 			}
 		}
-		if flush {
+		if flush && wrote {
 			if err := control.Flush(); err != nil && a.asked.Context().Err() != nil {
 				cutShort(a)
 			}
 		}
-		if done {
-			break
+		switch {
+		case done && err != nil:
+			return wrote, err
+		case done:
+			for name, values := range trailer() {
+				if !declared[name] {
+					name = http.TrailerPrefix + name
+				}
+				h[name] = values
+			}
+			return wrote, nil
+		case wrote && len(part) > 0: // there may be more
+			continue
 		}
 		select {
-		case <-r.reader.Woken():
+		case <-body.Woken():
 		case <-a.asked.Context().Done():
 			cutShort(a)
 		}
-	}
-	if r.aborted {
-		abort(a, r)
-	}
-	for name, values := range r.trailer {
-		if !declared[name] {
-			name = http.TrailerPrefix + name
-		}
-		a.w.Header()[name] = values
 	}
 }
 
 // knowLength sets the Content-Length of a short response, as net/http does when a handler
 // has returned.
-func knowLength(h http.Header, r *run, n int) {
-	if len(h["Content-Length"]) == 0 && len(h["Trailer"]) == 0 && len(r.trailer) == 0 && httpcache.BodyAllowed(r.status) && len(h["Transfer-Encoding"]) == 0 {
+func knowLength(h, trailer http.Header, status, n int) {
+	if len(h["Content-Length"]) == 0 && len(h["Trailer"]) == 0 && len(trailer) == 0 && httpcache.BodyAllowed(status) && len(h["Transfer-Encoding"]) == 0 {
 		h["Content-Length"] = []string{strconv.Itoa(n)}
 	}
 }

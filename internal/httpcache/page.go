@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -30,6 +31,29 @@ type Page struct {
 
 	Length string    // of the body, as Content-Length has it
 	Began  time.Time // the start of the run, if that was in this process
+	Live   *Live     // the body is still being written; nil: it is whole
+}
+
+// A Live is the rest of a page that is still being written, for readers in its process.
+type Live struct {
+	Body    *Recording
+	Since   time.Time     // when the page was as old as its InitialAge
+	Trailer http.Header   // written before Body ends
+	Leave   func(*Reader) // closes a reader of Body
+
+	Over  chan struct{} // closed by End, when these are written
+	Whole *Page         // nil: the body did not become whole, or is not kept
+	Err   error         // why the body is not whole
+
+	once sync.Once
+}
+
+// End tells requests that need the whole page whether there is one. The first call counts.
+func (l *Live) End(whole *Page, err error) {
+	l.once.Do(func() {
+		l.Whole, l.Err = whole, err
+		close(l.Over)
+	})
 }
 
 // Stored is the page for the rules of package rfc9111.

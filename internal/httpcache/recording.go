@@ -1,18 +1,22 @@
 package httpcache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 )
 
 // A Recording is a body that one writer writes and any number of readers read from its
 // beginning, each at its own pace. A reader that is slow or closed holds up neither the
-// writer nor other readers, until the recording is paced: from then on the body is not
-// kept, and the writer waits for the only reader.
+// writer nor other readers. Once the recording is paced the body is not kept, and the
+// writer waits for the fastest reader. It waits two seconds in all for readers that fall
+// behind by more than the recording's bound, and then cuts such readers off: the memory is
+// bounded, and so is the time for which a reader holds up others.
 type Recording struct {
 	most int
 
@@ -20,35 +24,43 @@ type Recording struct {
 	room    sync.Cond // for the writer of a paced recording
 	buf     []byte    // bytes before its length do not change until the recording is paced
 	base    int64     // offset of buf[0] in the body; 0 until the recording is paced
+	opened  int       // readers that there have been: several may refer to buf
 	flushes int       // each asks the readers to pass on at once the part that they have
 	readers []*Reader
 	paced   bool
 	done    bool
 	err     error
+
+	patience time.Duration // for readers that are too far behind
 }
 
 // MaxBody bounds the bodies that the options of either side allow to store, in bytes.
 const MaxBody = 64 << 20
 
 const (
+	// WakeAt is the number of bytes from which on a reader is woken without a Flush. A
+	// server sends as much by itself.
+	WakeAt = 4 << 10
 	// window bounds the lead of a paced recording's writer, in bytes.
 	window = 64 << 10
-	// wakeAt is the number of bytes from which on a reader is woken without a Flush.
-	wakeAt = 4 << 10
 	// scratch is the size of the reads of Record in a paced recording.
 	scratch = 32 << 10
+	// patience is the time for which readers of a paced recording hold up others.
+	patience = 2 * time.Second
 )
 
 var (
 	// ErrTooLong is returned by Record when the body is longer than the recording's bound.
 	ErrTooLong = errors.New("httpcache: the body is longer than the recording may be")
+	// ErrTooSlow is the error of a reader that was cut off.
+	ErrTooSlow = errors.New("httpcache: the client reads too slowly")
 	// ErrNoReader is returned by Write and Record once a paced recording has no reader.
 	ErrNoReader = errors.New("httpcache: the client has gone")
 )
 
 // NewRecording returns a recording of at most so many bytes.
 func NewRecording(most int) *Recording {
-	r := &Recording{most: most}
+	r := &Recording{most: most, patience: patience}
 	r.room.L = &r.mu
 	return r
 }
@@ -74,16 +86,22 @@ func (r *Recording) write(p []byte) (int, error) {
 			if len(r.readers) == 0 {
 				return n, ErrNoReader
 			}
-			room := window - int(r.end()-r.readers[0].pos)
+			room := window - int(r.end()-r.fastest())
 			if room <= 0 {
 				r.wake(1)
 				r.room.Wait()
 				continue
 			}
+			if r.waitForSlow() {
+				continue
+			}
 			part = part[:min(len(part), room)]
 		}
 		r.buf = append(r.buf, part...)
-		r.wake(wakeAt)
+		r.wake(WakeAt)
+		if r.paced && r.patience <= 0 {
+			r.cutOff()
+		}
 		if n += len(part); n == len(p) {
 			return n, nil
 		}
@@ -92,6 +110,61 @@ func (r *Recording) write(p []byte) (int, error) {
 
 // end is the offset of the first byte that is not written. r.mu is held.
 func (r *Recording) end() int64 { return r.base + int64(len(r.buf)) }
+
+// fastest is the position of the reader that has read most. r.mu is held.
+func (r *Recording) fastest() (pos int64) {
+	for _, rd := range r.readers {
+		pos = max(pos, rd.pos)
+	}
+	return pos
+}
+
+// waitForSlow waits for readers that are too far behind, while there is patience left. It
+// reports whether it has waited. r.mu is held.
+func (r *Recording) waitForSlow() bool {
+	if r.patience <= 0 || !slices.ContainsFunc(r.readers, r.isBehind) {
+		return false
+	}
+	start := time.Now()
+	t := time.AfterFunc(r.patience, r.room.Broadcast)
+	r.room.Wait()
+	t.Stop()
+	r.patience -= time.Since(start)
+	return true
+}
+
+func (r *Recording) isBehind(rd *Reader) bool { return r.end()-rd.pos > int64(r.most+window) }
+
+// cutOff ends the readers that are too far behind. r.mu is held.
+func (r *Recording) cutOff() {
+	r.readers = slices.DeleteFunc(r.readers, func(rd *Reader) bool {
+		if !r.isBehind(rd) {
+			return false
+		}
+		rd.err = ErrTooSlow
+		rd.signal()
+		return true
+	})
+	r.trim()
+}
+
+// trim drops the bytes of a paced recording that all readers have. r.mu is held.
+func (r *Recording) trim() {
+	from := r.end()
+	for _, rd := range r.readers {
+		from = min(from, rd.pos)
+	}
+	gone := int(from - r.base)
+	switch {
+	case gone == 0 || 2*gone < len(r.buf):
+		return
+	case r.opened > 1: // another reader may be passing on a part of buf
+		r.buf = slices.Clone(r.buf[gone:])
+	default:
+		r.buf = r.buf[:copy(r.buf, r.buf[gone:])]
+	}
+	r.base = from
+}
 
 // wake wakes the readers that lack so many bytes. r.mu is held.
 func (r *Recording) wake(least int64) {
@@ -190,9 +263,9 @@ func (r *Recording) End(err error) {
 	r.room.Broadcast()
 }
 
-// Pace ends the keeping: the writer is held to the pace of the reader, of which there may
-// be one. A recording that has ended stays as it is. Pace returns false if the recording
-// has not ended and has no reader.
+// Pace ends the keeping: the writer is held to the pace of the fastest reader. A recording
+// that has ended stays as it is. Pace returns false if the recording has not ended and has
+// no reader.
 func (r *Recording) Pace() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -222,15 +295,19 @@ type Reader struct {
 
 	// rec.mu guards these.
 	pos     int64
-	flushes int // that Next has returned
-	closed  bool
+	flushes int   // that Next has returned
+	err     error // why the reader gets no more: it is closed or cut off
 }
 
-// NewReader returns a reader of a recording that is not paced.
+// NewReader returns a reader from the body's beginning; nil if that is not kept any more.
 func (r *Recording) NewReader() *Reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.base > 0 {
+		return nil
+	}
 	rd := &Reader{rec: r, woken: make(chan struct{}, 1)}
+	r.opened++
 	r.readers = append(r.readers, rd)
 	return rd
 }
@@ -245,14 +322,28 @@ func (rd *Reader) signal() {
 // Woken receives when there is more to be read, or when the recording has ended.
 func (rd *Reader) Woken() <-chan struct{} { return rd.woken }
 
-// Next returns the part that the reader lacks, which is valid until Took. flush: it is to
-// be passed on at once. done: the recording has ended.
+// Next returns a part that the reader lacks, which is valid until Took. flush: it is to be
+// passed on at once. done: there is no more after it, for the reason that Err tells.
 func (rd *Reader) Next() (part []byte, flush, done bool) {
 	r := rd.rec
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if rd.err != nil {
+		return nil, false, true
+	}
+	part = r.buf[rd.pos-r.base:]
+	if r.paced && len(part) > scratch { // so that the pace and the bound count what has been passed on
+		return part[:scratch], false, false
+	}
 	flush, rd.flushes = rd.flushes != r.flushes, r.flushes
-	return r.buf[rd.pos-r.base:], flush, r.done
+	return part, flush, r.done
+}
+
+// Err is the error of an end that Next has told; nil: the body is whole.
+func (rd *Reader) Err() error {
+	rd.rec.mu.Lock()
+	defer rd.rec.mu.Unlock()
+	return cmp.Or(rd.err, rd.rec.err)
 }
 
 // Took moves the reader on by n bytes.
@@ -265,9 +356,8 @@ func (rd *Reader) Took(n int) {
 func (rd *Reader) move(n int) {
 	r := rd.rec
 	rd.pos += int64(n)
-	if gone := int(rd.pos - r.base); r.paced && 2*gone >= len(r.buf) {
-		r.buf = r.buf[:copy(r.buf, r.buf[gone:])]
-		r.base = rd.pos
+	if r.paced {
+		r.trim()
 	}
 	r.room.Broadcast()
 }
@@ -294,10 +384,11 @@ func (rd *Reader) tryRead(p []byte) (n int, err error, wait bool) { //nolint:rev
 	r := rd.rec
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if rd.err != nil {
+		return 0, rd.err, false
+	}
 	part := r.buf[rd.pos-r.base:]
 	switch {
-	case rd.closed:
-		return 0, http.ErrBodyReadAfterClose, false
 	case len(part) > 0:
 		n = copy(p, part)
 		rd.move(n)
@@ -316,9 +407,12 @@ func (rd *Reader) Close() (deserted bool) {
 	r := rd.rec
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rd.closed = true
+	rd.err = cmp.Or(rd.err, http.ErrBodyReadAfterClose)
 	r.readers = slices.DeleteFunc(r.readers, func(other *Reader) bool { return other == rd })
 	rd.signal()
+	if r.paced {
+		r.trim()
+	}
 	r.room.Broadcast()
-	return r.paced && !r.done
+	return r.paced && !r.done && len(r.readers) == 0
 }

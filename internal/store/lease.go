@@ -53,7 +53,8 @@ func (l *Lease) Lost() <-chan struct{} {
 	return l.gone
 }
 
-// Lose marks the lease as lost. The store calls it, once or more.
+// Lose marks the lease as lost. The store calls it, or a guard that the store has told so,
+// once or more.
 func (l *Lease) Lose() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

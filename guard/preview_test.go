@@ -1,0 +1,155 @@
+package guard_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stampedeguard/stampede/cache"
+	"github.com/stampedeguard/stampede/guard"
+)
+
+// waiting begins a call of Begin that is to wait, and returns the values that it gets.
+func waiting(w *world, g *guard.Guard[string]) <-chan string {
+	got := make(chan string, 1)
+	go func() {
+		r, turn, err := g.Begin(context.Background(), "k", nil)
+		switch {
+		case err != nil:
+			got <- "error: " + err.Error()
+		case turn != nil:
+			turn.Release()
+			got <- "a turn"
+		case r.Source == guard.Waited && !r.Stored:
+			got <- "preview " + r.Value
+		default:
+			got <- r.Value
+		}
+	}()
+	synctest.Wait()
+	return got
+}
+
+// stillWaits fails the test if the call has got a value.
+func stillWaits(w *world, who string, got <-chan string) {
+	w.Helper()
+	select {
+	case v := <-got:
+		w.Errorf("%s got %q, want it to wait", who, v)
+	default:
+	}
+}
+
+func gets(w *world, who string, got <-chan string, want string) {
+	w.Helper()
+	if v := <-got; v != want {
+		w.Errorf("%s got %q, want %q", who, v, want)
+	}
+}
+
+func TestPreviewReachesWaitersOfItsProcess(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		fleet := w.fleet(2, policy())
+		turn := begin(w, fleet[0], "k")
+		before, elsewhere := waiting(w, fleet[0]), waiting(w, fleet[1])
+		turn.Preview("half")
+		gets(w, "a waiter", before, "preview half")
+		for range 3 {
+			gets(w, "a late waiter", waiting(w, fleet[0]), "preview half")
+		}
+		turn.Preview("more")
+		gets(w, "a waiter after another preview", waiting(w, fleet[0]), "preview half")
+		stillWaits(w, "another process", elsewhere)
+		if !turn.Store("whole") {
+			w.Error("the value was not stored after its preview")
+		}
+		gets(w, "another process", elsewhere, "whole")
+		gets(w, "a caller after the end", waiting(w, fleet[0]), "whole")
+	})
+}
+
+func TestPreviewIsNotForCallersAfterAChange(t *testing.T) {
+	for name, change := range map[string]func(ctx context.Context, g *guard.Guard[string]) error{
+		"delete": func(ctx context.Context, g *guard.Guard[string]) error { return g.Delete(ctx, "k") },
+		"expire": func(ctx context.Context, g *guard.Guard[string]) error { return g.Expire(ctx, "k") },
+		"set":    func(ctx context.Context, g *guard.Guard[string]) error { return g.Set(ctx, "k", "set") },
+	} {
+		for _, at := range []int{0, 1} {
+			t.Run(name, func(t *testing.T) {
+				inWorlds(t, func(w *world) {
+					fleet := w.fleet(2, policy())
+					turn := begin(w, fleet[0], "k")
+					turn.Preview("old")
+					gets(w, "a waiter", waiting(w, fleet[0]), "preview old")
+					must(w, change(context.Background(), fleet[at]))
+					want := map[string]string{"delete": "a turn", "expire": "a turn", "set": "set"}[name]
+					gets(w, "a caller after the change", waiting(w, fleet[0]), want)
+					if turn.Store("old") {
+						w.Error("the value was stored")
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestPreviewWithTagsIsForEarlierCallers(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		turn := begin(w, g, "k")
+		turn.Preview("half", "a") // a DeleteTag would end no lease
+		late := waiting(w, g)
+		time.Sleep(time.Second)
+		stillWaits(w, "a caller that came after the turn began", late)
+		turn.Store("whole")
+		gets(w, "the caller", late, "whole")
+	})
+}
+
+func TestPreviewWithoutTheStoreIsForEarlierCallers(t *testing.T) {
+	faulty(t, policy(noReserve), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		turn := begin(w, g, "k")
+		turn.Preview("half")
+		n.cut()
+		late := waiting(w, g)
+		time.Sleep(time.Second)
+		stillWaits(w, "a caller while Redis is away", late)
+		turn.Fail(guard.ErrNotFound)
+		if v := <-late; v == "preview half" {
+			w.Errorf("a caller that came while Redis was away got %q", v)
+		}
+	})
+}
+
+func TestPreviewIsNotForCallersWithMaxAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := cache.NewMemory(cache.MemoryOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		g, err := guard.New[string](m, "g", policy())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		_, turn, err := g.Begin(context.Background(), "k", nil, guard.MaxAge(0))
+		if err != nil || turn == nil {
+			t.Fatal(turn, err)
+		}
+		turn.Preview("half")
+		got := make(chan string)
+		go func() {
+			r, _, _ := g.Begin(context.Background(), "k", nil, guard.MaxAge(0))
+			got <- r.Value
+		}()
+		synctest.Wait()
+		turn.Store("whole")
+		if v := <-got; v != "whole" {
+			t.Errorf("a caller with MaxAge got %q", v)
+		}
+	})
+}
