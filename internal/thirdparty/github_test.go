@@ -103,7 +103,8 @@ func process(t *testing.T, server *redistest.Server, f *fakeGitHub, token string
 	}
 	rt, err := transport.New(store, transport.Options{
 		Base: &http.Transport{},
-		HostPolicy: transport.HostPolicy{
+		// The budget learns from the hosts that are named.
+		Hosts: map[string]transport.HostPolicy{f.URL[len("http://"):]: {
 			Budget: quota,
 			Cost: func(_ *http.Request, resp *http.Response) int {
 				if resp != nil && resp.StatusCode == http.StatusNotModified {
@@ -111,7 +112,7 @@ func process(t *testing.T, server *redistest.Server, f *fakeGitHub, token string
 				}
 				return 1
 			},
-		},
+		}},
 	})
 	if err != nil {
 		t.Fatal(err)
