@@ -130,3 +130,6 @@ const (
 	// maxFailureText bounds the text of an error that travels.
 	maxFailureText = 4 << 10
 )
+
+// errSoftTimeout is never returned: it is masked, or the wait goes on.
+var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftTimeout")

@@ -2,18 +2,9 @@ package guard
 
 import (
 	"errors"
-	"strconv"
 
 	"github.com/stampedeguard/stampede/cache"
 )
-
-// quote names a key in an error, which may end up in an event.
-func (r *reporter) quote(key string) string {
-	if r.hideKeys {
-		return "a key"
-	}
-	return strconv.Quote(cutKey(key))
-}
 
 // endOfFetch is the kind of event that a fetch ends with.
 func endOfFetch(err error) cache.EventKind {
@@ -28,9 +19,5 @@ func endOfFetch(err error) cache.EventKind {
 	return cache.FetchFailed
 }
 
-func cutKey(key string) string {
-	if len(key) > maxKeyText {
-		return key[:maxKeyText] + "… (cut)"
-	}
-	return key
-}
+// maxKeyText bounds a key in logs and errors: any bytes are a key, a whole URL say.
+const maxKeyText = 200

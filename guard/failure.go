@@ -104,3 +104,9 @@ func decodeFailure(b []byte, p *Policy) *RemoteError {
 func wireDuration(ms int64) time.Duration {
 	return time.Duration(max(0, min(ms, store.MaxTTL.Milliseconds()))) * time.Millisecond
 }
+
+// isExhausted reports whether an error says that a budget had nothing left.
+func isExhausted(err error) bool {
+	var exhausted *ExhaustedError
+	return errors.As(err, &exhausted)
+}

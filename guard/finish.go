@@ -3,7 +3,6 @@ package guard
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -204,6 +203,3 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 		}
 	}
 }
-
-// errSoftTimeout is never returned: it is masked, or the wait goes on.
-var errSoftTimeout = errors.New("guard: the fetch takes longer than Policy.SoftTimeout")

@@ -239,3 +239,11 @@ func (f *flight) nothingToRenew(why error) error {
 	}
 	return fmt.Errorf("guard: the fetch answered ErrNotModified and was given no stale value: %w", why)
 }
+
+// knownTrace is the trace context of the last fetch that is known.
+func (f *flight) knownTrace() (trace cache.TraceContext) {
+	if t := f.trace.Load(); t != nil {
+		trace = *t
+	}
+	return trace
+}

@@ -274,3 +274,14 @@ func (f *flight) takeUnwanted() func() {
 	f.unwanted = nil
 	return drop
 }
+
+// A Flight is one key that this process fetches, refreshes or waits for.
+type Flight struct {
+	Key  string // empty if Policy.HideKeys
+	Role string // "fetching", "waiting" or "asking"; "refreshing" in the background
+	Age  time.Duration
+
+	Callers int         // calls that wait for it
+	Attempt int         // of the lease that this process holds; 0: it holds none
+	Holder  cache.Token // of the lease that another process holds; zero: none is known
+}

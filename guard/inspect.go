@@ -44,3 +44,9 @@ func (g *Guard[V]) Inspect(ctx context.Context, key string) (KeyState, error) {
 		Quarantined: s.Holder.IsZero() && e.policy.MaxAttempts > 0 && s.Attempts >= e.policy.MaxAttempts,
 	}, nil
 }
+
+// InFlight lists at most max of the flights that are under way, in no order, and returns
+// how many there are.
+func (g *Guard[V]) InFlight(max int) (some []Flight, total int) {
+	return g.engine.flights.some(max, g.engine.policy.HideKeys)
+}

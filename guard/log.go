@@ -198,6 +198,3 @@ func attrsOf(ev cache.Event) []slog.Attr {
 	}
 	return attrs
 }
-
-// maxKeyText bounds a key in logs and errors: any bytes are a key, a whole URL say.
-const maxKeyText = 200

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime/pprof"
+	"strconv"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -216,4 +217,19 @@ func refusalReason(err error) string {
 		return telemetry.ReasonStore
 	}
 	return telemetry.ReasonNoAnswer
+}
+
+// quote names a key in an error, which may end up in an event.
+func (r *reporter) quote(key string) string {
+	if r.hideKeys {
+		return "a key"
+	}
+	return strconv.Quote(cutKey(key))
+}
+
+func cutKey(key string) string {
+	if len(key) > maxKeyText {
+		return key[:maxKeyText] + "… (cut)"
+	}
+	return key
 }

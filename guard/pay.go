@@ -121,12 +121,6 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 	l.e.settle(l.ctx, ends)
 }
 
-// isExhausted reports whether an error says that a budget had nothing left.
-func isExhausted(err error) bool {
-	var exhausted *ExhaustedError
-	return errors.As(err, &exhausted)
-}
-
 // withinDeadline is d, or the time that ctx leaves if that is less.
 func withinDeadline(d time.Duration, ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok {

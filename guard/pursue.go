@@ -228,11 +228,3 @@ func (f *flight) noteTrace(m store.Message) bool {
 	}
 	return true
 }
-
-// knownTrace is the trace context of the last fetch that is known.
-func (f *flight) knownTrace() (trace cache.TraceContext) {
-	if t := f.trace.Load(); t != nil {
-		trace = *t
-	}
-	return trace
-}

@@ -75,17 +75,6 @@ type Stats struct {
 	InFlight []Flight
 }
 
-// A Flight is one key that this process fetches, refreshes or waits for.
-type Flight struct {
-	Key  string // empty if Policy.HideKeys
-	Role string // "fetching", "waiting" or "asking"; "refreshing" in the background
-	Age  time.Duration
-
-	Callers int         // calls that wait for it
-	Attempt int         // of the lease that this process holds; 0: it holds none
-	Holder  cache.Token // of the lease that another process holds; zero: none is known
-}
-
 // statsOf is a snapshot of an engine.
 func statsOf(e *engine) Stats {
 	c := &e.events.counters
@@ -235,10 +224,4 @@ func (c *counters) failed(o *outcome, ended bool) {
 		counter = &c.errOther
 	}
 	counter.Add(1)
-}
-
-// InFlight lists at most max of the flights that are under way, in no order, and returns
-// how many there are.
-func (g *Guard[V]) InFlight(max int) (some []Flight, total int) {
-	return g.engine.flights.some(max, g.engine.policy.HideKeys)
 }

@@ -10,9 +10,6 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// errUnsubscribed: the server does not see this process's own liveness channel.
-var errUnsubscribed = fmt.Errorf("%w: the subscription of this process is not live", store.ErrUnavailable)
-
 // Acquire implements [store.Store]: one pipeline on each node for every 2000 keys. An
 // acquire that was not answered is sent once more with a new token, unless Request.Once is
 // set; one that met this process's own subscription missing waits for that; and a lease of

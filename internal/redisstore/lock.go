@@ -218,27 +218,6 @@ func (d *diversion) Value(key any) any {
 	return d.Context.Value(key)
 }
 
-// A deadline ends the calls that were begun before a time.
-type deadline struct {
-	context.Context
-	last   time.Time // to begin a call
-	cancel context.CancelFunc
-}
-
-// deadline is a context that ends RedisTimeout from now, or up to a quarter of that later.
-// The calls of that time share it: a context of its own costs a call more than the rest of
-// its work in this process.
-func (s *Store) deadline() context.Context {
-	now := time.Now()
-	if d := s.callsEnd.Load(); d != nil && now.Before(d.last) {
-		return d
-	}
-	d := &deadline{last: now.Add(s.opts.RedisTimeout / 4)}
-	d.Context, d.cancel = context.WithDeadline(context.Background(), d.last.Add(s.opts.RedisTimeout)) // which ends it
-	s.callsEnd.Store(d)
-	return d
-}
-
 // DialHook implements [redis.Hook].
 func (diverted) DialHook(next redis.DialHook) redis.DialHook { return next }
 

@@ -156,3 +156,7 @@ func plain(prefix, k string) bool {
 	}
 	return first != "" && first[0] != '}' && first[0] != '%'
 }
+
+// bytesOf is a string's bytes without a copy. The client made the strings of replies of
+// bytes that nothing else refers to; names are only read.
+func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }

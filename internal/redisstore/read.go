@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/redis/go-redis/v9"
 
@@ -248,10 +247,6 @@ func (c *getCmd) SetErr(err error) {
 	c.replied = err == nil
 	c.StringCmd.SetErr(err)
 }
-
-// bytesOf is a string's bytes without a copy. The client made the strings of replies of
-// bytes that nothing else refers to; names are only read.
-func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
 
 var errWrongType = fmt.Errorf("%w: the key holds a Redis value of another type", store.ErrDamaged)
 

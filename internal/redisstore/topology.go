@@ -404,3 +404,6 @@ func (t *cluster) close() {
 		n.sub.stop()
 	}
 }
+
+// errUnsubscribed: the server does not see this process's own liveness channel.
+var errUnsubscribed = fmt.Errorf("%w: the subscription of this process is not live", store.ErrUnavailable)
