@@ -16,8 +16,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
-// confined lets a user of the servers do what ACLRules returns for the namespace "app",
-// and forgets what was refused before.
+// confined gives a user of the servers the rights that ACLRules returns for the namespace
+// "app", and resets the log of refusals.
 func confined(t *testing.T, cluster bool, servers ...*redistest.Server) {
 	t.Helper()
 	rules, err := cache.ACLRules("app", cluster)
@@ -36,7 +36,7 @@ func confined(t *testing.T, cluster bool, servers ...*redistest.Server) {
 	}
 }
 
-// refusals are what the servers have refused since then.
+// refusals returns the commands that the servers have refused since the last reset.
 func refusals(t *testing.T, servers ...*redistest.Server) (all []string) {
 	t.Helper()
 	for _, server := range servers {
@@ -98,8 +98,8 @@ func TestACLRulesSufficeForAGuard(t *testing.T) {
 	}
 }
 
-// workThrough does once what guards do: in one process and, as far as it is told by
-// messages, in another one.
+// workThrough makes each kind of call once: in one process, and in another one as far as
+// messages reach it.
 func workThrough(t *testing.T, g, other *guard.Guard[string]) {
 	t.Helper()
 	ctx := t.Context()
@@ -123,7 +123,7 @@ func workThrough(t *testing.T, g, other *guard.Guard[string]) {
 			t.Errorf("GetMany: %v, %v", many, err)
 		}
 	}
-	until(t, "the other reads what is stored", func() bool { r, err := other.Peek(ctx, "a"); return err == nil && r.Value == "v" })
+	until(t, "the other reads the stored value", func() bool { r, err := other.Peek(ctx, "a"); return err == nil && r.Value == "v" })
 	for name, change := range map[string]func() error{
 		"Delete":    func() error { return g.Delete(ctx, "k") },
 		"DeleteTag": func() error { return g.DeleteTag(ctx, "all") },

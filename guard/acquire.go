@@ -146,7 +146,7 @@ func (l *leader) grant(f *flight, lease *store.Lease) {
 	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
 }
 
-// releaseTaken drops the turns of flights whose first caller runs the fetch for itself. The
+// releaseTaken drops the turn of a flight if its first caller runs the fetch itself. The
 // other callers retry.
 func (l *leader) releaseTaken() {
 	var ends []ending

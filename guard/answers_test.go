@@ -27,7 +27,7 @@ func (r *recorder) kinds() (all []cache.EventKind) {
 	return all
 }
 
-// Each fetch ends with one event that says what it answered.
+// Each fetch ends with one event that names the fetch's answer.
 func TestEventsNameTheAnswerOfAFetch(t *testing.T) {
 	boom := errors.New("boom")
 	type asker = func(ctx context.Context, g *guard.Guard[string], answer error)
@@ -169,7 +169,8 @@ func TestPanicInNotFoundFailsItsFetchAlone(t *testing.T) {
 	})
 }
 
-// What a fetch says to its guard is no business of NotFound's.
+// NotFound is for errors of the origin. It is not asked about an answer to the guard, such
+// as ErrNotModified.
 func TestNotFoundIsNotAskedAboutOtherAnswers(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) {

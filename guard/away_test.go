@@ -21,8 +21,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
-// A network is what lies between a client and the embedded server. It can
-// refuse connections, and swallow what is sent, either way.
+// A network is the link between a client and the embedded server. It can refuse
+// connections. It can also swallow all bytes, in both directions.
 type network struct {
 	dial      func(ctx context.Context, network, addr string) (net.Conn, error)
 	refuses   atomic.Bool
@@ -107,7 +107,7 @@ func faulty(t *testing.T, p guard.Policy, opts cache.Options, test func(w *world
 			n.refuses.Store(false)
 			n.blackHole.Store(false)
 			_ = g.Close()
-			time.Sleep(time.Minute) // what is stuck in the client ends
+			time.Sleep(time.Minute) // commands that are stuck in the client end
 			if err := errors.Join(s.Close(), client.Close()); err != nil {
 				t.Error(err)
 			}
@@ -152,7 +152,7 @@ func TestBlackHoledRedisCostsAFewTimeouts(t *testing.T) {
 				w.Fatal("Redis came back 2 s ago, and the store is not at work")
 			}
 		}
-		// What was fetched while Redis was away is not written later.
+		// A value that was fetched while Redis was away is not written later.
 		if _, err := g.Peek(context.Background(), "k"); !errors.Is(err, guard.ErrMiss) {
 			w.Errorf("Peek: %v", err)
 		}
@@ -177,7 +177,7 @@ func TestRedisThatComesBackIsNotStampeded(t *testing.T) {
 		}
 		n.blackHole.Store(true)
 		load(3 * time.Second)
-		n.cut() // whoever gave the connections up on the other side says so now
+		n.cut() // ends the connections from the black hole
 		n.refuses.Store(false)
 		n.blackHole.Store(false)
 		load(3 * time.Second)
@@ -271,8 +271,8 @@ func TestUnguardedFetchesAreSharedAndBounded(t *testing.T) {
 	})
 }
 
-// What says of its value that it is private still shares its failure: fetches that
-// each sharer makes for itself have no bound.
+// A fetch that calls its value private still shares its failure. A fetch by each sharer for
+// itself would have no bound.
 func TestFailureOfAPrivateUnguardedFetchIsShared(t *testing.T) {
 	faulty(t, policy(), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		n.cut()
@@ -328,7 +328,7 @@ func TestUnguardedFetchWithoutCallersLeavesTheQueue(t *testing.T) {
 		if s := g.Stats(); len(s.InFlight) != 1 {
 			w.Errorf("in flight, when all but one caller have left: %+v", s.InFlight)
 		}
-		// Who comes now waits for the one that runs, and nothing else.
+		// A new caller waits for the running fetch, and for nothing else.
 		if a := callers([]*guard.Guard[string]{g}, 1, "live", (&origin{}).fetch)[0]; a.err != nil || a.took > 10*time.Second {
 			w.Errorf("%v after %v", a.err, a.took)
 		}
@@ -337,8 +337,8 @@ func TestUnguardedFetchWithoutCallersLeavesTheQueue(t *testing.T) {
 	})
 }
 
-// A large batch holds its turn for as long as its parts take: those that nobody waits
-// for any more must not keep others from it, as nothing of them is stored.
+// A large batch holds its turn for as long as its parts take. A part without waiters must
+// not keep other fetches from the turn, as nothing of it is stored.
 func TestUnguardedPartsWithoutCallersAreNotFetched(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxUnguarded, p.MaxBatch = 1, 2 })
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
@@ -361,7 +361,7 @@ func TestUnguardedPartsWithoutCallersAreNotFetched(t *testing.T) {
 	})
 }
 
-// Of those who leave a flight that waits for its turn, the last one ends it.
+// A flight that waits for its turn ends when the last of its callers leaves.
 func TestUnguardedFetchServesTheRemainingCaller(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 1 })
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {

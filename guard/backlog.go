@@ -310,8 +310,7 @@ func (b *backlog) doneTag(tag string, number uint64) {
 	}
 }
 
-// close tries to carry out what is queued, once, and returns an error that says what is
-// left.
+// close tries once to carry out the queued changes. Its error says how many are left.
 func (b *backlog) close() error {
 	b.mu.Lock()
 	b.closed = true

@@ -41,8 +41,8 @@ func (tardy) Settle(int)                    {}
 func (tardy) Exhausted(guard.Priority) bool { return false }
 func (tardy) Known() guard.BudgetState      { return guard.BudgetState{} }
 
-// WaitTimeout is for the fetches of others, and for a turn: not for the later parts of
-// what the call fetches itself.
+// WaitTimeout bounds the waits for the fetches of others and for a turn. It does not bound
+// the later parts of the call's own fetch.
 func TestBatchWaitingForItsBudgetDoesNotTimeOut(t *testing.T) {
 	for name, prepare := range map[string]func(w *world){
 		"under leases":  func(*world) {},
@@ -65,7 +65,7 @@ func TestBatchWaitingForItsBudgetDoesNotTimeOut(t *testing.T) {
 // Nor is a call for one key late that waits for the budget of its own fetch.
 func TestCallerWaitingForItsBudgetDoesNotTimeOut(t *testing.T) {
 	for name, prepare := range map[string]func(w *world){
-		"under a lease, and of what is too large": func(*world) {},
+		"under a lease, and of a value that is too large": func(*world) {},
 		"without Redis": func(w *world) { must(w, w.server.Stop()) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestCallerWaitingForItsBudgetDoesNotTimeOut(t *testing.T) {
 	}
 }
 
-// But the wait for somebody else's fetch that may follow has its bound.
+// But the wait for the fetch of another caller that may follow has its bound.
 func TestLostFetchRestartsWaitTimeout(t *testing.T) {
 	for name, ask := range map[string]func(ctx context.Context, g *guard.Guard[string]) error{
 		"one key": func(ctx context.Context, g *guard.Guard[string]) error {
@@ -244,7 +244,7 @@ func TestLoneBatchHeedsItsCallersDeadline(t *testing.T) {
 	})
 }
 
-// Nobody is refused for the deadline of somebody who has left.
+// The deadline of a caller that has left does not cause a refusal of other callers.
 func TestDeadlineOfADepartedCallerBoundsNoBudgetWait(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(10*time.Second), policy(waits))
@@ -273,8 +273,8 @@ func TestDeadlineOfADepartedCallerBoundsNoBudgetWait(t *testing.T) {
 	})
 }
 
-// What a tag deleted while its fetch waited for the budget neither spoils the
-// fetch nor is given to it.
+// The tag of a stale value may be deleted while the fetch waits for the budget. Then the
+// fetch is not told of the stale value, and its own value is stored.
 func TestTagDeletedDuringTheWaitForABudget(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(30*time.Second), policy(waits, tagged("t")))
@@ -306,7 +306,7 @@ func TestTagDeletedDuringTheWaitForABudget(t *testing.T) {
 	})
 }
 
-// What a batch was to have said is still good may have been deleted while it waited.
+// A batch must not confirm values that were deleted while it waited.
 func TestBatchDoesNotRenewValuesDeletedMeanwhile(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(30*time.Second), policy(waits, tagged("t")))
@@ -346,12 +346,12 @@ func TestTagDeletedDuringABatchsBudgetWait(t *testing.T) {
 		}()
 		getMany(w, all[0].Guard, []string{"a", "b"}, (&manyOrigin{}).fetch)
 		if _, err := all[0].Peek(w.Context(), "a"); err != nil {
-			w.Errorf("what was fetched after the tag was deleted isn't stored: %v", err)
+			w.Errorf("a value fetched after the tag was deleted isn't stored: %v", err)
 		}
 	})
 }
 
-// Who asks for a new value has nothing stale to live on.
+// A caller that asks for a new value can't use a stale one.
 func TestRefreshWaitsForItsBudget(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := payers(w, 1, every(10*time.Second), policy(waits, func(p *guard.Policy) { p.Stale = time.Hour }))[0]
@@ -363,7 +363,7 @@ func TestRefreshWaitsForItsBudget(t *testing.T) {
 	})
 }
 
-// Nor has who may not be given it instead of this error.
+// A caller that may not get the stale value in place of this error can't use it either.
 func TestCallerWithoutStaleRightsWaitsForTheBudget(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := payers(w, 1, every(10*time.Second), policy(waits, func(p *guard.Policy) {
@@ -384,7 +384,7 @@ func TestCallerWithoutStaleRightsWaitsForTheBudget(t *testing.T) {
 	})
 }
 
-// Nor who has waited for another's fetch until it was too old.
+// Nor can a caller that waited for another's fetch until the stale value was too old.
 func TestCallerWaitsForTheBudgetOnceStaleIsGone(t *testing.T) {
 	inRedis(t, func(w *world) {
 		all := payers(w, 2, every(30*time.Second), policy(waits, func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, 10*time.Second }))
@@ -450,7 +450,7 @@ func TestPanickingObserverOfABudgetLeavesNoLease(t *testing.T) {
 	})
 }
 
-// counting is a budget that counts what it granted and what was settled.
+// counting is a budget that counts its grants, refunds and settled expenses.
 type counting struct{ granted, refunded, settled atomic.Int64 }
 
 func (c *counting) Spend(context.Context, guard.Spending) (guard.Expense, error) {
@@ -477,8 +477,8 @@ func (e *counted) Settle(actual int) {
 	}
 }
 
-// An Observer that panics between the budget's grant and the fetch loses no expense,
-// whose place among the calls under way would be held for as long as a fetch may take.
+// An Observer that panics between the budget's grant and the fetch loses no expense. A lost
+// expense would hold its place among the calls under way for as long as a fetch may take.
 func TestObserverThatPanicsLosesNoExpense(t *testing.T) {
 	for _, kind := range []cache.EventKind{cache.BudgetWaited, cache.FetchStarted, cache.FetchDone} {
 		t.Run(string(kind), func(t *testing.T) {

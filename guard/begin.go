@@ -49,9 +49,9 @@ func (t *Turn[V]) StaleAge() time.Duration {
 	return rd.reading.Age + rd.waited()
 }
 
-// Also returns the turn of another key, for a fetch whose result belongs under that key.
-// No budget pays for it. It returns nil if another caller has the turn of that key, or if
-// the store does not answer within 100 ms.
+// Also returns the turn of another key, for a fetch that also produces an entry for that
+// key. No budget pays for it. It returns nil if another caller has the turn of that key, or
+// if the store does not answer within 100 ms.
 func (t *Turn[V]) Also(key string, opts ...CallOption) *Turn[V] {
 	ctx, cancel := context.WithTimeout(t.Context(), alsoWithin)
 	defer cancel()

@@ -276,7 +276,7 @@ func TestTurnTakesAnotherKeysTurnUnpaid(t *testing.T) {
 		held.Fail(errors.New("no"))
 		also := turn.Also("variant")
 		if also == nil {
-			w.Fatal("no turn of a key that nobody fetches")
+			w.Fatal("no turn of a key that no caller fetches")
 		}
 		turn.Store("index")
 		waited := make(chan string)

@@ -20,7 +20,7 @@ type payer struct {
 	events *recorder
 }
 
-// payers opens processes whose fetches are paid from one budget.
+// payers opens processes that pay for their fetches from one budget.
 func payers(w *world, n int, l budget.Limit, p guard.Policy) []payer {
 	all := make([]payer, n)
 	for i := range all {
@@ -132,7 +132,7 @@ func TestCallerWaitsForTheBudgetUntilItsDeadline(t *testing.T) {
 			w.Errorf("the errors are %+v", s.Errors)
 		}
 		o.fetched(w, 2)
-		// Others who ask for the key are not held up by the refusal.
+		// Other callers of the key are not held up by the refusal.
 		time.Sleep(2 * time.Second)
 		get(w, g.Guard, "c", o.fetch)
 	})
@@ -195,7 +195,7 @@ func TestRefreshesGiveWayToCallers(t *testing.T) {
 			get(w, g.Guard, fmt.Sprint("new", i), o.fetch)
 		}
 		if _, err := g.Get(w.Context(), "more", never); err == nil {
-			w.Error("a caller used what is kept for critical ones")
+			w.Error("a caller used the part that is kept for critical ones")
 		}
 		o.fetched(w, 8)
 	})

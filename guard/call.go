@@ -100,7 +100,7 @@ func (c *call) readAgain(ws []*want) {
 	}
 }
 
-// read reads the keys, whatever was read before.
+// read reads the keys, also those that were read before.
 func (c *call) read(ws []*want) {
 	switch len(ws) {
 	case 0:

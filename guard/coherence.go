@@ -20,8 +20,8 @@ type coherence struct {
 	// earlier is not used later. Other keys of the stripe suffer a miss.
 	stamps [256]atomic.Uint64
 	// tagStamps do the same for tags. tagChanges counts all of their changes, each before it
-	// is made. The tags of a value are known only when it has been read. If there was no
-	// change since the value was asked for, the stamps of its tags are what they were then.
+	// is made. The tags of a value are known only when it has been read. If tagChanges
+	// is the same as when the value was asked for, the stamps of its tags are the same, too.
 	tagStamps  [256]atomic.Uint64
 	tagChanges atomic.Uint64
 	seed       maphash.Seed
@@ -141,8 +141,8 @@ type tagSince struct {
 	asked uint64
 }
 
-// since returns what a value with these tags is to be checked by. ok is false if a tag has
-// been changed since the ticket was taken.
+// since returns the stamps by which a value with these tags is checked later. ok is false
+// if a tag has been changed since the ticket was taken.
 func (c *coherence) since(t ticket, tags []string) (s since, ok bool) {
 	s = since{stamp: c.stamp(t.hash), asked: t.stamp}
 	if len(tags) == 0 {

@@ -36,7 +36,7 @@ type engine struct {
 	foresight foresight
 	slots     *slots // of fetches without a lease
 
-	detach  func()          // ends what the observers were told of the guard
+	detach  func()          // removes the guard from its observers
 	ctx     context.Context // ends with Close
 	cancel  context.CancelCauseFunc
 	closing atomic.Bool
@@ -63,8 +63,8 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	return e
 }
 
-// keepValues makes what keeps values in this process. raw says that values are bytes as they
-// are stored.
+// keepValues makes the caches that keep values in this process. raw says that values are
+// bytes as they are stored.
 func (e *engine) keepValues(raw bool) error {
 	p := &e.policy
 	reserved := p.Reserve.MaxBytes != Off && !p.FailClosed

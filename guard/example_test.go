@@ -67,7 +67,7 @@ func Example() {
 	defer quotes.Close()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop() // so that what is deferred runs: a process that just ends looks like one that died
+	defer stop() // so that the deferred calls run: a process that just ends looks like one that died
 
 	askVendor := func(ctx context.Context) (Quote, error) {
 		fmt.Println("asking the vendor")
@@ -389,7 +389,7 @@ func ExampleNear() {
 	// Grace near <nil>
 }
 
-// With Clone each caller may change what it gets.
+// With Clone each caller may change its value.
 func ExampleNear_clone() {
 	store := exampleStore()
 	defer store.Close()
@@ -476,7 +476,7 @@ func ExampleFill_private() {
 
 func ExampleLogObserver() {
 	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
-		// Warnings and above. What differs from run to run is left out here.
+		// Warnings and above. Attributes that differ from run to run are left out here.
 		Level: slog.LevelWarn,
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if slices.Contains([]string{"time", "token", "duration"}, a.Key) {

@@ -13,7 +13,7 @@ import (
 )
 
 // asNotFound is a fetch's error, as an ErrNotFound if the policy says that it means
-// that. Errors by which a fetch says something else to the guard are left alone.
+// that. An error by which a fetch says something else to the guard stays as it is.
 func (p *Policy) asNotFound(err error) error {
 	if p.NotFound == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrNotModified) || errors.Is(err, errNotWanted) {
 		return err

@@ -240,9 +240,9 @@ func (p *part) recheck(turns []*turn) {
 	})
 }
 
-// takeStamp reads the clock of tags for a fetch whose values may carry some. The stamp
-// that was read beside the first acquire will do if that was granted; after a wait it
-// would be spoiled by tags deleted meanwhile.
+// takeStamp reads the clock of tags for a fetch with values that may carry tags. The stamp
+// from the first acquire is used if that acquire was granted. After a wait that stamp is
+// too old: a tag deleted meanwhile would spoil the values.
 func (p *part) takeStamp(turns []*turn, waited bool) {
 	l := p.l
 	if !slices.ContainsFunc(turns, func(t *turn) bool { return l.mayCarryTags(t.f) }) {
@@ -277,7 +277,7 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 		fills = e.givenUp(fills, context.Cause(ctx))
 	}
 	if errors.Is(context.Cause(ctx), errNotWanted) {
-		fills = e.givenUp(fills, errNotWanted) // it was ended, whatever it answered
+		fills = e.givenUp(fills, errNotWanted) // the fetch was ended: its answer does not count
 	}
 	for _, r := range fills {
 		if errors.Is(r.err, context.DeadlineExceeded) && context.Cause(ctx) == error(timeout) {
@@ -300,8 +300,8 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	return all
 }
 
-// callFetch calls the user's fetch and encodes its values, and closes done whatever
-// becomes of it.
+// callFetch calls the user's fetch and encodes its values. It closes done also after a
+// panic or Goexit.
 func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense, done chan<- struct{}) {
 	ctx, frame := enter(ctx, e, keys)
 	returned := false

@@ -58,9 +58,9 @@ type Fill[V any] struct {
 }
 
 // Lost is closed when the store has learned that the fetch's lease is gone: it expired, was
-// taken over, or ended by a Set, Delete or Expire. What the fetch returns is not stored then,
-// and another process may fetch the key already. The fetch goes on while callers wait for
-// its result. A fetch that changes something elsewhere should look here first. Without a
+// taken over, or ended by a Set, Delete or Expire. The result of the fetch is not stored
+// then, and another process may fetch the key already. The fetch goes on while callers wait
+// for its result. A fetch that changes something elsewhere should look here first. Without a
 // lease the channel is nil: nothing keeps other fetches away. News of a loss may come late;
 // for a promise take package lock.
 func (fl *Fill[V]) Lost() <-chan struct{} {

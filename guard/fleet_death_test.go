@@ -53,7 +53,7 @@ func (f *fleetTest) killedHolders(n int) series {
 		replaced = append(replaced, fetches[1].At.Sub(killed))
 		for _, o := range out {
 			if o.Err != nil || !o.Fetched().Equal(fetches[1].At) {
-				f.Errorf("%d callers got %q, %v; want what the new holder fetched", o.N, o.Value, o.Err)
+				f.Errorf("%d callers got %q, %v; want the value of the new holder", o.N, o.Value, o.Err)
 			}
 		}
 		_, err := f.Start(f.ctx)
@@ -75,9 +75,9 @@ func TestFleetReplacesAKilledHolderOnACluster(t *testing.T) {
 		within(t, "from the holder's death to the next fetch", 300*time.Millisecond, time.Second)
 }
 
-// A frozen holder is alive as far as anybody can see, so its lease has to end.
-// What it does when it thaws, be it while its successor still fetches or after
-// that, is refused (P2; pitfall 5).
+// A frozen holder is alive as far as any other process can see, so its lease has to end.
+// When the holder thaws, its calls are refused, both while its successor fetches and after
+// that (P2; pitfall 5).
 func TestFleetFrozenHolderIsReplacedAfterItsLease(t *testing.T) {
 	f := runFleet(t, 3, guard.Policy{Lease: time.Second})
 	var late series
@@ -104,17 +104,17 @@ func TestFleetFrozenHolderIsReplacedAfterItsLease(t *testing.T) {
 		out := f.wait(waiting...)
 		for _, o := range out {
 			if o.Err != nil || !o.Fetched().Equal(next.At) {
-				t.Errorf("%d callers got %q, %v; want what the new holder fetched", o.N, o.Value, o.Err)
+				t.Errorf("%d callers got %q, %v; want the value of the new holder", o.N, o.Value, o.Err)
 			}
 		}
 		if after := f.dump(); stored && !maps.Equal(before, after) {
-			t.Errorf("the thawed holder changed what is stored:\n%q\n%q", before, after)
+			t.Errorf("the thawed holder changed the stored entry:\n%q\n%q", before, after)
 		}
 		for _, p := range f.Processes() {
 			got, err := p.Peek(f.ctx, key)
 			f.must(err)
 			if got.Value != next.At.Format(time.RFC3339Nano) {
-				t.Errorf("stored: %+v, want what the new holder fetched", got)
+				t.Errorf("stored: %+v, want the value of the new holder", got)
 			}
 		}
 		if n := len(f.fetches(key)); n != 2 {
@@ -151,7 +151,7 @@ func (f *fleetTest) dump() map[string]string {
 	return all
 }
 
-// P7: a key whose fetch ends its process ends MaxAttempts of them and no more.
+// P7: if the fetch of a key ends its process, it ends MaxAttempts processes and no more.
 func TestFleetQuarantinesAKeyAfterDeaths(t *testing.T) {
 	f := runFleet(t, 6, guard.Policy{MaxAttempts: 3})
 	for _, lift := range []struct {
@@ -195,7 +195,7 @@ func TestFleetQuarantinesAKeyAfterDeaths(t *testing.T) {
 		if o := f.get(p, get)[0]; o.Value != want {
 			t.Errorf("after %s: %q, %v; want %q", lift.name, o.Value, o.Err, want)
 		}
-		// What Set lifted stays lifted.
+		// A quarantine that Set lifted stays lifted.
 		if _, err := p.Delete(f.ctx, key); err != nil {
 			t.Error(err)
 		}
@@ -209,8 +209,8 @@ func TestFleetQuarantinesAKeyAfterDeaths(t *testing.T) {
 	}
 }
 
-// A workload keeps processes busy, each until it is closed, and counts what
-// their callers got.
+// A workload keeps processes busy, each until it is closed, and counts the outcomes of
+// their callers.
 type workload struct {
 	*fleetTest
 	keys []string
@@ -251,8 +251,8 @@ func (w *workload) count(outcomes []fleet.Outcome) {
 	}
 }
 
-// P7: nobody who shuts down in order counts as dead, not even where one death
-// is enough, and keys are invalidated and fetched all the time.
+// P7: a process that shuts down in order does not count as dead. This holds even where one
+// death is enough, and while keys are invalidated and fetched all the time.
 func TestFleetRollingRestartQuarantinesNothing(t *testing.T) {
 	f := runFleet(t, 5, guard.Policy{TTL: 50 * time.Millisecond, MaxAttempts: 1})
 	f.Log.Forget()

@@ -12,15 +12,15 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/fleet"
 )
 
-// commandBound is how many Redis commands a process sends for one cold key
-// whose fetch takes 200 ms, however many callers it has: the subscription's own
-// included, and an UNSUBSCRIBE that the round before put off; not its PINGs, which
-// come by the clock.
+// commandBound is how many Redis commands a process sends for one cold key with a fetch
+// of 200 ms, however many callers it has. It includes the subscription's own commands, and
+// an UNSUBSCRIBE that the round before put off. It does not include the PINGs, which come
+// by the clock.
 const commandBound = 15
 
 // coldRound has all processes call one cold key at once and checks that one
-// fetch served everybody. It returns how long after the end of the fetch the
-// last caller had returned, and what the process sent that sent most.
+// fetch served all of them. It returns how long after the end of the fetch the
+// last caller had returned, and the commands of the process that sent most.
 func (f *fleetTest) coldRound(callersEach int) (tail time.Duration, most fleet.Stats) {
 	f.Helper()
 	key := f.newKey()
@@ -84,13 +84,13 @@ func TestFleetSendsNoMoreCommandsForMoreCallers(t *testing.T) {
 	many.within(t, "1000 callers in each process")
 }
 
-// A tally is what the process that sent most sent in each round.
+// A tally holds, for each round, the commands of the process that sent most.
 type tally []fleet.Stats
 
-// within holds every round of the tally to commandBound; without bounds only the
-// median, and to ten times that, which is still far from one for each caller: on a
-// loaded machine they may not all be there before the fetch is over, and each of
-// the rest must read for itself what comes of it.
+// within holds every round of the tally to commandBound. Without bounds it holds only the
+// median to ten times that, which is still far from one command for each caller. The
+// reason: on a loaded machine some callers may come after the end of the fetch, and each
+// of them must read the entry for itself.
 func (y tally) within(t *testing.T, what string) {
 	t.Helper()
 	slices.SortFunc(y, func(a, b fleet.Stats) int { return a.Total() - b.Total() })

@@ -115,8 +115,8 @@ func (f *fleetTest) changeRound(key string, takes time.Duration, change func(p *
 	return r, nil
 }
 
-// Pitfalls 16 and 17: a fetch in flight doesn't undo a Delete, and who comes
-// after it doesn't join a fetch from before it.
+// Pitfalls 16 and 17: a fetch in flight doesn't undo a Delete, and a caller after the
+// Delete doesn't join a fetch from before it.
 func TestFleetGetAfterDeleteSeesNoOldValue(t *testing.T) {
 	f := runFleet(t, 3, strict)
 	after, shared := 0, 0
@@ -136,7 +136,7 @@ func TestFleetGetAfterDeleteSeesNoOldValue(t *testing.T) {
 					shared++
 				}
 				if o.Fetched().Before(r.change.Called) {
-					t.Errorf("%s: Delete returned at %v; a Get that started %v later got (%s) what was fetched %v before Delete was called; events %+v",
+					t.Errorf("%s: Delete returned at %v; a Get that started %v later got (%s) a value that was fetched %v before Delete was called; events %+v",
 						r.key, r.change.Returned, o.LastCall.Sub(r.change.Returned), o.Source,
 						r.change.Called.Sub(o.Fetched()), f.Log.All(fleet.Of(r.key)))
 				}
@@ -149,7 +149,7 @@ func TestFleetGetAfterDeleteSeesNoOldValue(t *testing.T) {
 	f.noFetchWithoutLease()
 }
 
-// Pitfalls 16 and 17 for Set, whose value everybody sees from then on.
+// Pitfalls 16 and 17 for Set: all later callers see its value.
 func TestFleetGetAfterSetSeesTheSetValue(t *testing.T) {
 	f := runFleet(t, 3, strict)
 	after := 0
@@ -172,7 +172,7 @@ func TestFleetGetAfterSetSeesTheSetValue(t *testing.T) {
 			}
 		})
 	if after == 0 {
-		t.Error("no caller got what was set")
+		t.Error("no caller got the value of the Set")
 	}
 	f.noFetchWithoutLease()
 }

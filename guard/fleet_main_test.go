@@ -35,15 +35,14 @@ const launcher = "github.com/stampedeguard/stampede/internal/harness/redistest.i
 
 // The fleet tests run guards in real processes against real servers. They always
 // count fetches strictly. The times and commands they measure depend on the
-// machine: they are logged, and held to what only a fault would exceed, unless
+// machine. They are logged, and held to bounds that only a fault would exceed.
 // STAMPEDE_BOUNDS=1 asks for the bounds themselves and for all rounds. That needs
 // a quiet machine of two cores:
 //
 //	STAMPEDE_BOUNDS=1 go test ./guard -run TestFleet -v -timeout 30m
 var bounds = os.Getenv("STAMPEDE_BOUNDS") == "1"
 
-// lenient is what a time is held to without bounds: far more than a busy machine
-// adds to it.
+// lenient is the limit of a time without bounds: far more than a busy machine adds to it.
 func lenient(bound time.Duration) time.Duration {
 	if bounds {
 		return bound
@@ -51,7 +50,7 @@ func lenient(bound time.Duration) time.Duration {
 	return max(10*bound, 5*time.Second)
 }
 
-// rounds is how often to repeat what the bounds are shown by.
+// rounds is how often to repeat a measurement that a bound is checked on.
 func rounds(usual, all int) int {
 	if bounds {
 		return all
@@ -76,8 +75,8 @@ func fleetConfig(p guard.Policy) fleet.Config {
 		p.TTL = time.Minute
 	}
 	return fleet.Config{
-		// A loaded machine, with the race detector on, may take long for an answer;
-		// what a fleet does when Redis is too slow for it is not what is tested here.
+		// A loaded machine, with the race detector on, may take long for an answer.
+		// These tests are not about a Redis that is too slow for the fleet.
 		Store:  cache.Options{Namespace: "ns", RedisTimeout: 5 * time.Second},
 		Policy: p,
 		Errors: []string{"boom"},
@@ -111,7 +110,7 @@ func (f *fleetTest) begin() {
 	}
 }
 
-// newKey is a key for the next round, whose events alone the log will hold.
+// newKey is a key for the next round. The log holds only events from this point on.
 func (f *fleetTest) newKey() string {
 	f.Log.Forget()
 	f.round++
@@ -175,7 +174,7 @@ func (f *fleetTest) fetches(key string) []fleet.Event {
 	return f.Log.All(fleet.Of(key, fleet.FetchBegan))
 }
 
-// stats is what each process has sent to Redis so far.
+// stats returns the commands that each process has sent to Redis so far.
 func (f *fleetTest) stats() map[*fleet.Process]fleet.Stats {
 	f.Helper()
 	all := map[*fleet.Process]fleet.Stats{}
@@ -187,7 +186,7 @@ func (f *fleetTest) stats() map[*fleet.Process]fleet.Stats {
 	return all
 }
 
-// A series is what was measured in each round.
+// A series holds the measured time of each round.
 type series []time.Duration
 
 // within logs the series and checks its median against typical and all of it

@@ -21,7 +21,7 @@ func (f *fleetTest) load(l fleet.Load) []*fleet.Call {
 	return calls
 }
 
-// loaded waits for what loads came to.
+// loaded waits for the results of the loads.
 func (f *fleetTest) loaded(l fleet.Load, calls []*fleet.Call) []*fleet.Loaded {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.ctx, l.For+hangs)
@@ -35,8 +35,8 @@ func (f *fleetTest) loaded(l fleet.Load, calls []*fleet.Call) []*fleet.Loaded {
 	return all
 }
 
-// A hot key is refreshed before it expires, by one process, while everybody is
-// served what there is.
+// A hot key is refreshed before it expires, by one process, while all callers are
+// served the present value.
 func TestFleetHotKeyNeverMakesACallerWait(t *testing.T) {
 	const ttl = time.Second
 	f := runFleet(t, 4, guard.Policy{TTL: ttl, Near: guard.Near{MaxEntries: 100}, Reserve: strict.Reserve})
@@ -57,7 +57,7 @@ func TestFleetHotKeyNeverMakesACallerWait(t *testing.T) {
 	}
 	perTTL := float64(fetches) * float64(ttl) / float64(l.For-warmUp)
 	var latency series
-	waited := 0 // for longer than what is on its way anyway takes
+	waited := 0 // calls so slow that they must have waited for a fetch
 	for _, r := range results {
 		if len(r.Errors) > 0 {
 			t.Errorf("errors: %v", r.Errors)
@@ -81,7 +81,7 @@ func TestFleetHotKeyNeverMakesACallerWait(t *testing.T) {
 	}
 }
 
-// What one process sets, every process soon serves from its near cache.
+// After a Set in one process, every process soon serves the new value from its near cache.
 func TestFleetNearCachesHearOfASet(t *testing.T) {
 	f := runFleet(t, 4, guard.Policy{TTL: time.Minute, Near: guard.Near{MaxEntries: 100, TTL: time.Minute}, Reserve: strict.Reserve})
 	key := f.newKey()
@@ -93,7 +93,7 @@ func TestFleetNearCachesHearOfASet(t *testing.T) {
 	calls := f.load(l)
 	sets := make([]fleet.Span, 1, n+1)
 	for i := 1; i <= n; i++ {
-		time.Sleep(every) // a steady rate is what is wanted here
+		time.Sleep(every) // the test needs a steady rate
 		span, err := f.Processes()[i%4].Set(f.ctx, key, fmt.Sprint("value-", i))
 		f.must(err)
 		sets = append(sets, span)
@@ -126,14 +126,14 @@ func TestFleetNearCachesHearOfASet(t *testing.T) {
 	}
 }
 
-// A process whose link swallows everything can't hear of changes, and knows it.
+// A process behind a link that swallows everything can't hear of changes, and knows it.
 func TestFleetBlackHoledProcessStopsServingNearValues(t *testing.T) {
 	policy := guard.Policy{TTL: time.Minute, Near: guard.Near{MaxEntries: 100, TTL: time.Minute}, Reserve: guard.Reserve{MaxBytes: guard.Off}}
 	f := runFleet(t, 1, policy)
 	proxy := redistest.RunProxy(t, f.server.Addr())
 	cfg := fleetConfig(policy)
 	cfg.Redis.Addrs = []string{proxy.Addr()}
-	cfg.Store.RedisTimeout = 0 // the default: here a silent link is what is tested
+	cfg.Store.RedisTimeout = 0 // the default: this test is about a silent link
 	behind := &fleetTest{T: t, Fleet: fleet.Run(t, 1, cfg), server: f.server}
 	behind.begin()
 	var lag series
@@ -153,7 +153,7 @@ func TestFleetBlackHoledProcessStopsServingNearValues(t *testing.T) {
 			t.Errorf("the near cache served %d calls: this shows nothing: %v", got.Sources["near"], got.Sources)
 		}
 		if got.Seen["fetched"].N == 0 {
-			t.Errorf("nobody was served by the origin: %v, %v", got.Sources, got.Errors)
+			t.Errorf("no caller was served by the origin: %v, %v", got.Sources, got.Errors)
 		}
 		lag = append(lag, got.Seen["old"].LastCall.Sub(cut))
 		f.must(proxy.Restore())

@@ -37,7 +37,7 @@ type flight struct {
 	previewed chan struct{} // closed by Turn.Preview
 
 	// Callers. flights.mu guards them.
-	before, after int    // callers that may have the result whatever happens, and the others
+	before, after int    // callers that may have the result even if the lease is lost, and the others
 	latest        uint64 // sequence number of the last caller
 	fetchStart    uint64 // sequence number; 0: no fetch has started
 	firstLeft     bool
@@ -76,9 +76,9 @@ type flight struct {
 	looked    bool // at the holder, since the wait began
 }
 
-// A fallback is the entry that a flight's acquire returned. Callers that skipped
-// their own read may serve it stale if the fetch fails. The acquire was sent after
-// the callers joined whose sequence numbers are below the moment.
+// A fallback is the entry that the flight's acquire returned. Callers that skipped
+// their own read may serve it stale if the fetch fails. Callers with a sequence number
+// below the moment joined before the acquire was sent.
 type fallback struct {
 	*read
 	moment uint64

@@ -128,7 +128,7 @@ func (fs *flights) remove(f *flight) {
 	}
 }
 
-// supersede removes a flight whose lease is lost. Callers that joined before its
+// supersede removes a flight after the loss of its lease. Callers that joined before its
 // fetch started may still use the result; the others retry at once. unwanted is
 // called as soon as no caller can use the result.
 func (fs *flights) supersede(f *flight, unwanted func()) {
@@ -254,8 +254,8 @@ func (f *flight) describe(hideKeys bool) Flight {
 	return d
 }
 
-// count adds to the callers that may have the result whatever happens to the lease,
-// or to the others. flights.mu is held.
+// count adds to the callers that may have the result even if the lease is lost, or to
+// the others. flights.mu is held.
 func (f *flight) count(number uint64, by int) {
 	if f.fetchStart == 0 || number < f.fetchStart {
 		f.before += by

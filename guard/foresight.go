@@ -10,8 +10,8 @@ import "sync/atomic"
 // each key. It is safe for concurrent use.
 type foresight struct{ row atomic.Int32 }
 
-// missesInARow are what it takes: many enough that where half of the keys are
-// stored, hardly any caller is misled.
+// missesInARow is the number of misses after which the next one is foreseen. It is so large
+// that hardly any caller is misled where half of the keys are stored.
 const missesInARow = 16
 
 func (f *foresight) miss() bool { return f.row.Load() >= missesInARow }

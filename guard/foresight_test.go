@@ -43,7 +43,7 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 		}
 		o.fetched(w, 10)
 		if n := reads.Load(); n > 0 {
-			w.Errorf("%d reads of what was foreseen to be missing", n)
+			w.Errorf("%d reads of keys that were foreseen to be missing", n)
 		}
 		// A key that is there is served without a fetch, and read before it is asked for
 		// from then on, as are the next.
@@ -61,7 +61,8 @@ func TestRowOfMissesGoesOnUnread(t *testing.T) {
 	})
 }
 
-// Whatever is stored, a caller who didn't foresee it gets what one who reads gets.
+// A caller that didn't foresee the entry gets the same as a caller that reads it. This
+// holds for each kind of entry.
 func TestWrongForesightIsHarmless(t *testing.T) {
 	p := policy(func(p *guard.Policy) {
 		p.TTL, p.Stale, p.StaleIfError, p.Negative = time.Minute, time.Minute, 5*time.Minute, time.Minute
@@ -127,8 +128,8 @@ func TestWrongForesightIsHarmless(t *testing.T) {
 	}
 }
 
-// A flight that was misled lends what it was answered to those who were there when it
-// asked. For who comes later it may have been deleted since.
+// The callers that joined a misled flight before its acquire may get the fallback entry. For
+// later callers the entry may have been deleted since.
 func TestLaterCallersBorrowNoDeletedValue(t *testing.T) {
 	p := policy(func(p *guard.Policy) {
 		p.StaleIfError, p.SoftTimeout, p.Beta = 5*time.Minute, 100*time.Millisecond, guard.Off
@@ -144,16 +145,16 @@ func TestLaterCallersBorrowNoDeletedValue(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		must(w, other.Delete(context.Background(), "k"))
 		if v := get(w, g, "k", o.fetch); v != "v2" {
-			w.Errorf("who came after the Delete got %q", v)
+			w.Errorf("the caller after the Delete got %q", v)
 		}
 		if v := <-there; v != "stored" {
-			w.Errorf("who was there before got %q", v)
+			w.Errorf("the caller from before got %q", v)
 		}
 		o.fetched(w, 2)
 	})
 }
 
-// Many callers who find one key missing at the same moment are one miss.
+// Many callers that find one key missing at the same moment count as one miss.
 func TestCallersOfOneMissAreNoRow(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		counter := tap.New(w.open())
@@ -179,7 +180,7 @@ func TestUnreadCallersShareAFetch(t *testing.T) {
 		for range 3 {
 			g, r := coldGuard(w, w.open(), policy())
 			fleet, reads = append(fleet, g), append(reads, r)
-			time.Sleep(2 * time.Minute) // what it has stored is gone
+			time.Sleep(2 * time.Minute) // the entries stored by coldGuard are gone
 		}
 		o := &origin{takes: 200 * time.Millisecond}
 		for _, a := range callers(fleet, 20, "k", o.fetch) {
@@ -196,8 +197,8 @@ func TestUnreadCallersShareAFetch(t *testing.T) {
 	})
 }
 
-// What an exhausted budget leaves a caller is what is stored: that is read, and no
-// lease asked for that would come to nothing.
+// Under an exhausted budget a caller can only get the stored entry. So the caller reads the
+// entry and asks for no lease.
 func TestKeysAreReadWhenTheBudgetIsExhausted(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		other := w.fleet(1, policy())[0]
@@ -260,8 +261,8 @@ func TestErrorsAreNoMisses(t *testing.T) {
 	})
 }
 
-// Who comes upon a stale value unread tells of it and has it refreshed, and so does
-// who comes upon one that is due to be refreshed early.
+// A caller that finds a stale value without a read reports it and has it refreshed. The same
+// holds for a value that is due for an early refresh.
 func TestStaleValueThatWasUnforeseenIsRefreshed(t *testing.T) {
 	for name, age := range map[string]time.Duration{"stale": 90 * time.Second, "due": 59 * time.Second} {
 		t.Run(name, func(t *testing.T) {
@@ -310,7 +311,7 @@ func TestWarmKeyAmongMissesIsRefreshedEarly(t *testing.T) {
 	})
 }
 
-// A fetch that replaces what is stored may ask for it.
+// A fetch that replaces the stored value may ask for that value.
 func TestRefreshMayAskForItsOwnKey(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
@@ -325,7 +326,7 @@ func TestRefreshMayAskForItsOwnKey(t *testing.T) {
 	})
 }
 
-// What an acquire has brought stands in for an error, though Redis is away by then.
+// The entry from an acquire stands in for an error, though Redis is away by then.
 func TestUnforeseenValueStandsInWhenRedisIsGone(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -357,8 +358,8 @@ func TestUnforeseenValueStandsInWhenRedisIsGone(t *testing.T) {
 	}
 }
 
-// Nothing that was found out is asked for again: a miss whose fetch fails takes no
-// reading to learn that nothing can stand in for the error.
+// No answer is asked for twice. After a miss and a failed fetch, no read is needed to learn
+// that there is no entry to stand in for the error.
 func TestFailedMissIsNotReadForStale(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g, reads := coldGuard(w, w.open(), policy(func(p *guard.Policy) { p.StaleIfError = time.Hour }))

@@ -89,7 +89,7 @@ func New[V any](s cache.Store, name string, policy Policy, opts ...Option[V]) (*
 	return g, nil
 }
 
-// Close ends the guard's fetches, whose contexts are cancelled, and releases
+// Close cancels the contexts of the guard's fetches, ends the fetches and releases
 // their leases, so that other processes go on at once. Callers get ErrClosed.
 // The store stays open. Close returns when the leases have been released; it
 // does not wait for fetches that don't heed their context.

@@ -10,19 +10,19 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A KeyState is what all processes share of a key besides its value.
+// A KeyState is the state of a key that all processes share, without its value.
 type KeyState struct {
 	Holder      cache.Token   // of the lease; zero: no process fetches the key
 	Lease       time.Duration // left of the lease
 	Pause       time.Duration // left of a pause; 0: none
-	Attempts    int           // that are under way, or whose process died
+	Attempts    int           // attempts that are under way, or that died with their process
 	Quarantined bool          // there is no lease, and as many attempts as Policy.MaxAttempts
 	Remembered  time.Duration // for how long the attempts are remembered
 }
 
-// Inspect asks the store what it knows of a key's lease, pause and quarantine. It changes
-// nothing. Attempts of one process count one by one, so that Quarantined may be said too
-// early of a key whose attempts were made by few processes. Errors as of Peek.
+// Inspect asks the store for a key's lease, pause and quarantine. It changes nothing.
+// Attempts of one process count one by one. So Quarantined may be reported too early if few
+// processes made the attempts. Errors as of Peek.
 func (g *Guard[V]) Inspect(ctx context.Context, key string) (KeyState, error) {
 	e := g.engine
 	if ctx == nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-// What a value may be used for past its TTL is its own fetch's to say.
+// A fetch itself decides how its value may be used past its TTL.
 func TestStaleUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		use       guard.StaleUse

@@ -8,9 +8,9 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// A leader takes the flights that one call is the first caller of to their outcomes.
-// It asks for their leases at once, fetches the keys whose lease it was granted, and
-// gives the leases back at once. A flight that has to wait for another holder goes on
+// A leader brings flights to their outcomes: those that one call is the first caller of.
+// It asks for all of their leases together, fetches the keys of the granted leases, and
+// gives these leases back together. A flight that has to wait for another holder goes on
 // by itself, with a leader of its own. One goroutine at a time runs a leader.
 type leader struct {
 	e        *engine

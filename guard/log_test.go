@@ -17,7 +17,7 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 )
 
-// A lineLog keeps what is logged: messages, and the counts in them by message.
+// A lineLog keeps the logged messages, and the counts in them by message.
 type lineLog struct {
 	mu     sync.Mutex
 	level  slog.Level
@@ -92,7 +92,7 @@ func TestOutageOfRedisIsAFewLines(t *testing.T) {
 		}
 		ask(1)
 		wantLines(w, l, map[string]int{"unguarded": 1})
-		ask(2499) // for 25 s and what Redis was waited for
+		ask(2499) // for 25 s, plus the waits for Redis
 		wantLines(w, l, map[string]int{"unguarded": 1, "unguarded (repeated)": 2})
 		time.Sleep(30 * time.Second)
 		wantLines(w, l, map[string]int{"unguarded": 1, "unguarded (repeated)": 3, "unguarded (ended)": 1})
@@ -149,7 +149,7 @@ func TestWarningsThatRepeatAreSummedUp(t *testing.T) {
 	}
 }
 
-// Changes of state are written each time: the last one says what it is now.
+// A change of state is written each time: the last line gives the present state.
 func TestChangesAreAlwaysWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, l := observerTo(slog.LevelWarn)
@@ -183,7 +183,7 @@ func TestWarningsAreSummedUpApart(t *testing.T) {
 	})
 }
 
-// Names may be made up by the thousand: what is kept of them is bounded.
+// A program may make up guard names by the thousand. The memory for them is bounded.
 func TestSumsOfManyGuardsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, l := observerTo(slog.LevelWarn)

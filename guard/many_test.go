@@ -179,7 +179,7 @@ func TestBadBatches(t *testing.T) {
 				w.Errorf("%q: %q", key, v)
 			}
 		}
-		// A fetch may answer keys nobody asked for, and change its arguments.
+		// A fetch may answer keys that were not requested, and change its arguments.
 		m := getMany(w, g, []string{"p", "q"}, func(_ context.Context, keys []string) (map[string]string, error) {
 			m := valuesOf(append(keys, "other"))
 			clear(keys)
@@ -187,7 +187,7 @@ func TestBadBatches(t *testing.T) {
 		})
 		equal(w, m, valuesOf([]string{"p", "q"}))
 		if _, err := g.Peek(ctx, "other"); !errors.Is(err, guard.ErrMiss) {
-			w.Errorf("a key nobody asked for: %v", err)
+			w.Errorf("a key that was not requested: %v", err)
 		}
 	})
 }
@@ -253,7 +253,7 @@ func TestFailedKeysOfABatchLoseNoOthers(t *testing.T) {
 						t.Errorf("%v is not %v", err, e)
 					}
 				}
-				// What failed is tried again, what lives is not.
+				// The keys that failed are fetched again, and the others are not.
 				o := &manyOrigin{}
 				failed := slices.Sorted(maps.Keys(c.want))
 				getMany(w, g, []string{"a", "b", "c"}, o.fetch)
@@ -287,7 +287,8 @@ func TestKeysOfEachJoinedBatchErrorFail(t *testing.T) {
 	})
 }
 
-// What one upstream failed to say is no answer, though another says which keys it lacks.
+// The keys that no error names get the failure of the upstream, and do not count as missing.
+// This holds though another error names the keys that its upstream lacks.
 func TestJoinedErrorAppliesToUnnamedKeys(t *testing.T) {
 	down, gone := errors.New("down"), errors.New("gone")
 	named := &guard.BatchError{Errs: map[string]error{"a": gone, "b": guard.ErrNotFound}}
@@ -318,13 +319,13 @@ func TestJoinedErrorAppliesToUnnamedKeys(t *testing.T) {
 	}
 }
 
-// panicking is an error that can't say what it is.
+// panicking is an error with a text that can't be read.
 type panicking struct{}
 
 func (panicking) Error() string { panic("no text") }
 
-// What panics over one key, or a typed nil among the errors, costs only the keys that it
-// is about.
+// An error may panic when it is compared or converted, or be a typed nil. Such an error of
+// one key costs only that key.
 type panickingIs struct{}
 
 func (panickingIs) Error() string { return "panics when it is compared" }
@@ -580,7 +581,7 @@ func TestDeleteWhileItsBatchIsFetched(t *testing.T) {
 			}
 		}
 		if m := <-first; m["k1"] != "generation 1" || len(m) != 5 {
-			w.Errorf("who was there before: %v", m)
+			w.Errorf("the call from before the Delete: %v", m)
 		}
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -727,7 +728,7 @@ func TestBatchWaitsForOthersForWaitTimeout(t *testing.T) {
 	}
 }
 
-// A key that nobody else fetches isn't late because the call has waited for another.
+// A key that no other caller fetches isn't late because the call has waited for another key.
 func TestTooLargeKeyIsFetchedAfterALongWait(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBytes, p.WaitTimeout = 100, time.Second }))
@@ -799,8 +800,8 @@ func TestCloseEndsABatchAndFreesItsKeys(t *testing.T) {
 	})
 }
 
-// Parts run one after the other: those that are left when it is over must not run at
-// once because nobody waits for them.
+// Parts run one after the other. When the call is over, the parts that are left have no
+// waiter, and must not run at once for that reason.
 func TestEndedCallFetchesNoFurtherParts(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxBatch = 1 })
 	keys := keysFrom(0, 5)
@@ -872,8 +873,8 @@ func TestManyNearValues(t *testing.T) {
 	})
 }
 
-// What a batch has long had, when the rest of it is there, is near for no longer
-// than it is fresh.
+// Some values of a batch come long before the rest. They stay in the near cache no longer
+// than they are fresh.
 func TestNearValuesOfASlowBatchEndInTime(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.TTL, p.Near.MaxEntries = 2*time.Second, 100 })
@@ -956,7 +957,7 @@ func TestBypassedKeysOfABatch(t *testing.T) {
 			wg.Go(func() { getMany(w, fleet[1], []string{"large1", "large2"}, o.fetch) })
 		}
 		wg.Wait()
-		// Once before, and here once, and once for those who came when that had begun.
+		// One fetch came before. Here is one more, and one for the callers that came after its start.
 		for _, key := range []string{"large1", "large2"} {
 			if n := o.n[key]; n > 3 {
 				w.Errorf("%d fetches of %s: not shared within the process", n, key)
@@ -965,8 +966,8 @@ func TestBypassedKeysOfABatch(t *testing.T) {
 	})
 }
 
-// What a batch's fetch finds still good is looked at again in one go, or not at all
-// where Redis is away.
+// The values that a batch's fetch confirms are read again in one round trip. They are not
+// read again where Redis is away.
 func TestUnchangedValuesOfABatchTakeOneRead(t *testing.T) {
 	for name, goes := range map[string]bool{"under leases": false, "Redis has gone away": true} {
 		t.Run(name, func(t *testing.T) {
@@ -997,7 +998,7 @@ func TestUnchangedValuesOfABatchTakeOneRead(t *testing.T) {
 
 func TestBatchTakesOverKeysOfDeadHolders(t *testing.T) {
 	inRedis(t, func(w *world) {
-		// A process whose subscription is gone, and that renews nothing, has died.
+		// A process has died if its subscription is gone and it renews no lease.
 		dead := &manyOrigin{takes: time.Hour}
 		client := w.server.Client()
 		s, err := cache.NewRedis(client, cache.Options{Namespace: "test"})
@@ -1128,7 +1129,7 @@ func TestAttemptsOfABatchOutlastItsLeases(t *testing.T) {
 	})
 }
 
-// A part whose fetch starts after a deletion brings values from after it.
+// A part that starts its fetch after a deletion brings values from after it.
 func TestTagDeletedBeforeAPartSpoilsNothing(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(tagged("t"), func(p *guard.Policy) { p.MaxBatch = 1 }))

@@ -29,7 +29,7 @@ type Near struct {
 	// their keys.
 	MaxBytes int
 	// TTL bounds how long a value is used without asking Redis. It also bounds the age of
-	// a value whose invalidation was lost, in a failover for example. At least 1 ms.
+	// a value after its invalidation was lost, in a failover for example. At least 1 ms.
 	// Default 10 s, and never longer than the value is fresh.
 	TTL time.Duration
 }

@@ -148,8 +148,8 @@ func TestOwnChangeIsSeenAtOnce(t *testing.T) {
 	})
 }
 
-// A process may have two guards of a name on its store: what one changes, the other
-// needn't wait to hear of.
+// A process may have two guards of a name on its store. A change by one is known to the
+// other at once, without a message.
 func TestChangeByASiblingGuardIsSeenAtOnce(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		s, ctx := w.open(), w.Context()
@@ -173,7 +173,7 @@ func TestChangeByASiblingGuardIsSeenAtOnce(t *testing.T) {
 	})
 }
 
-// A gate holds up what a store has read until it is told to let it through.
+// A gate holds up the entry that a store has read until the test lets it through.
 type gate struct {
 	read chan struct{} // something has been read
 	open chan struct{}
@@ -215,7 +215,7 @@ func TestReadThatRacedADeleteIsNotKept(t *testing.T) {
 }
 
 // pitfalls 24 and 25: a link that swallows everything is noticed within two
-// seconds, and what was near before is not used after.
+// seconds, and the near values from before are not used after.
 func TestNearCacheIsBypassedWhileDeaf(t *testing.T) {
 	faulty(t, nearPolicy(noReserve), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
 		s, err := cache.NewRedis(w.server.Client(), cache.Options{Namespace: "test"})
@@ -300,7 +300,7 @@ func TestNearCacheIsBounded(t *testing.T) {
 func TestEvictionsFromNearAreThoseByItsBounds(t *testing.T) {
 	inMemory(t, func(w *world) {
 		g := w.fleet(1, nearPolicy(func(p *guard.Policy) { p.Near.MaxEntries, p.Near.TTL = 5, time.Second }))[0]
-		for range 2 { // otter takes out what is past its time as others come
+		for range 2 { // otter removes expired entries only when new ones come
 			for i := range 5 {
 				get(w, g, fmt.Sprint(i), (&origin{}).fetch)
 			}
@@ -319,7 +319,7 @@ func TestEvictionsFromNearAreThoseByItsBounds(t *testing.T) {
 	})
 }
 
-// It is what is decoded that takes memory: that it was small in Redis is no help.
+// The decoded value takes the memory. Its small size in Redis is no help.
 func TestBytesNearAreThoseBeforeCompression(t *testing.T) {
 	inMemory(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.Near.MaxBytes, p.CompressAbove = 10*1010, 100 }))[0]
@@ -394,8 +394,8 @@ func TestEarlyRefreshIsDrawnOncePerVersion(t *testing.T) {
 	}
 }
 
-// Changes and reads at random: what a process reads after it heard of a change
-// is never older.
+// Changes and reads at random: after a process heard of a change, no read returns an
+// older value.
 func TestNearCachesAgreeAfterRandomChanges(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(3, nearPolicy())
@@ -441,8 +441,8 @@ func TestNearPolicyIsValidated(t *testing.T) {
 	}
 }
 
-// In the process that changes a key no reader ever goes back, however it races
-// with those who put values in.
+// In the process that changes a key, no reader sees an older value again. This holds while
+// other callers put values into the near cache.
 func TestRacingReaderUndoesNoOwnChange(t *testing.T) {
 	store, err := cache.NewMemory(cache.MemoryOptions{})
 	if err != nil {

@@ -21,7 +21,7 @@ type hitObserver interface {
 	ObserveHit(ctx context.Context, source Source, age time.Duration)
 }
 
-// A reporter counts what happens in a guard and tells its observers.
+// A reporter counts the events of a guard and tells its observers.
 type reporter struct {
 	guard    string
 	hideKeys bool

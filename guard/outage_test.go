@@ -61,7 +61,7 @@ func runLoads(rate, keys int, d time.Duration, calls ...func(key string)) {
 	var wg sync.WaitGroup
 	begin := time.Now()
 	for i := range rate * len(calls) * int(d/time.Second) {
-		// Not by a ticker, which skips what it is late for.
+		// Not by a ticker, which skips the ticks that it is late for.
 		time.Sleep(time.Until(begin.Add(time.Duration(i) * time.Second / time.Duration(rate*len(calls)))))
 		key := fmt.Sprint("k", rand.IntN(keys))
 		wg.Go(func() { calls[i%len(calls)](key) })
@@ -106,9 +106,9 @@ func (l *load) after(at time.Time) (p99 time.Duration, failed, n int) {
 }
 
 func TestBlackHoledRedisUnderLoad(t *testing.T) {
-	// Whoever comes while a key's fetch runs shares the next one, which takes up to
-	// twice as long: P3's price, and no matter of Redis. Of so many keys at this
-	// rate, one caller in 400 does.
+	// A caller that comes while a key's fetch runs shares the next fetch, which takes up to
+	// twice as long. That is the price of P3, and has nothing to do with Redis. With so many
+	// keys at this rate, one caller in 400 waits like that.
 	const fetchTakes, rate, keys, maxUnguarded = 10 * time.Millisecond, 500, 2000, 32
 	events := &recorder{}
 	p := policy(func(p *guard.Policy) { p.MaxUnguarded, p.Observer = maxUnguarded, events })
@@ -123,7 +123,7 @@ func TestBlackHoledRedisUnderLoad(t *testing.T) {
 		return origin()
 	}
 	l, own := &load{}, &load{}
-	// The origin's own: what the same calls take without a guard, in between.
+	// own measures the origin: the same calls without a guard, in between.
 	both := func(d time.Duration) {
 		runLoads(rate, keys, d, guarded(l, g, fetch), own.timed(func(string) error { _, err := origin(); return err }))
 	}
@@ -158,8 +158,8 @@ func TestBlackHoledRedisUnderLoad(t *testing.T) {
 	recovers(t, g, proxy, server, events, rate, origin)
 }
 
-// recovers ends the black hole. Redis comes back without what it knew, and all
-// callers want the same few keys: none may be fetched more than once.
+// recovers ends the black hole. Redis comes back empty, and all callers want the same
+// few keys: none may be fetched more than once.
 func recovers(t *testing.T, g *guard.Guard[string], proxy *redistest.Proxy, server *redistest.Server, events *recorder, rate int, origin func() (string, error)) {
 	t.Helper()
 	const keys = 100
@@ -203,8 +203,8 @@ func recovers(t *testing.T, g *guard.Guard[string], proxy *redistest.Proxy, serv
 }
 
 // fetchesSince counts the fetches since the last event of the kind, and those
-// without a lease among them. What was decided while the breaker was open, and
-// begins a moment later, is not counted.
+// without a lease among them. A fetch is not counted if it was decided while the
+// breaker was open and begins a moment later.
 func (r *recorder) fetchesSince(kind cache.EventKind) (n, unguarded int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -292,7 +292,7 @@ func TestHostileEntriesAreCountedAndOverwritten(t *testing.T) {
 		Tags  []string
 		Count map[string]int
 	}
-	// A loaded machine is not what is tested here.
+	// This test is not about a loaded machine.
 	s, err := cache.NewRedis(server.Client(), cache.Options{Namespace: "test", RedisTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
@@ -381,7 +381,7 @@ func damage(rng *rand.Rand, good []byte) []byte {
 		for range 1 + rng.IntN(8) {
 			b[rng.IntN(len(b))] ^= 1 << rng.IntN(8)
 		}
-	case 3: // a payload whose first length is a lie
+	case 3: // a payload with a wrong first length
 		heads := []byte{0xdd, 0xdf, 0xdb, 0xc6, 0xc9}
 		b = append(b[:store.HeaderSize], heads[rng.IntN(len(heads))])
 		b = binary.BigEndian.AppendUint32(b, rng.Uint32()|1<<30)

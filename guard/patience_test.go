@@ -79,7 +79,7 @@ func TestWaitTimeoutFollowsThePolicy(t *testing.T) {
 	}
 }
 
-// A fetch may ask another guard, and return what that one says of its own caller.
+// A fetch may ask another guard, and return the error that this guard gave its own caller.
 func TestAnotherGuardsErrorIsTheFetchs(t *testing.T) {
 	others := []error{guard.ErrWaitTimeout, guard.ErrClosed, guard.ErrUnavailable, guard.ErrQuarantined}
 	fails := func(err error) *origin {
@@ -87,7 +87,7 @@ func TestAnotherGuardsErrorIsTheFetchs(t *testing.T) {
 			return "", fmt.Errorf("the other guard: %w", err)
 		}}
 	}
-	t.Run("shared by all who wait", func(t *testing.T) {
+	t.Run("shared by all waiters", func(t *testing.T) {
 		for _, err := range others {
 			inMemory(t, func(w *world) {
 				fleet := w.fleet(1, policy(func(p *guard.Policy) { p.OnWaitTimeout = guard.StaleOrFetch }))
@@ -212,8 +212,8 @@ func TestErrorPauseDoublesFleetWide(t *testing.T) {
 	})
 }
 
-// A pause is for those who live on a stale value. Where it may not stand in for the
-// error, to try no more would be to give everybody the error.
+// A pause is for callers that can use a stale value. Where the stale value may not stand in
+// for the error, a pause would give all callers the error.
 func TestUnmaskableErrorIsNoPause(t *testing.T) {
 	denied := errors.New("denied")
 	for name, err := range map[string]error{"not found, uncached": guard.ErrNotFound, "StaleOn says no": denied} {
@@ -248,8 +248,8 @@ func TestUnmaskableErrorIsNoPause(t *testing.T) {
 	}
 }
 
-// A value that is due to be refreshed is served until its end, whatever becomes of that:
-// a refresh that fails is held off for as long.
+// A value that is due for an early refresh is served until its end, also if the refresh
+// fails. The next refresh is held off until then.
 func TestFailingEarlyRefreshPausesForAnyError(t *testing.T) {
 	denied := errors.New("denied")
 	for name, err := range map[string]error{"not found, uncached": guard.ErrNotFound, "StaleOn says no": denied} {
@@ -279,8 +279,8 @@ func TestFailingEarlyRefreshPausesForAnyError(t *testing.T) {
 	}
 }
 
-// A value that may never be served stale is lived on while it is fresh, and the pause
-// keeps nobody from fetching it when it is not.
+// A value that may never be served stale is used while it is fresh. When it is not, the pause
+// keeps no caller from fetching it.
 func TestFailingEarlyRefreshPausesWithoutStaleValues(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(5, policy(func(p *guard.Policy) {
@@ -303,7 +303,7 @@ func TestFailingEarlyRefreshPausesWithoutStaleValues(t *testing.T) {
 	})
 }
 
-// What a flight has read grows older while it waits for another's fetch.
+// The entry that a flight has read grows older while it waits for another's fetch.
 func TestPauseEndsWithStaleAfterADelayedFetch(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) {
@@ -441,7 +441,7 @@ func TestForcedCallGetsNoEarlierFetch(t *testing.T) {
 				} else {
 					must(w, <-fetched)
 				}
-				refresh("newer") // joins who waits and hasn't looked since
+				refresh("newer") // joins the flight that waits and hasn't read since
 				wg.Wait()
 			})
 		})
@@ -487,7 +487,7 @@ func TestForcedCallFetchesAfterAnEndedFlight(t *testing.T) {
 			left <- err
 		}()
 		time.Sleep(500 * time.Millisecond)
-		// It may leave while the key is read: whoever has joined it goes on.
+		// The first caller may leave while the key is read: the caller that has joined it goes on.
 		second := make(chan answer)
 		go func() {
 			v, err := g.Get(context.Background(), "k", o.fetch, guard.MaxAge(0))
@@ -496,10 +496,10 @@ func TestForcedCallFetchesAfterAnEndedFlight(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		if err := <-left; !errors.Is(err, context.Canceled) {
-			w.Errorf("who left got %v", err)
+			w.Errorf("the caller that left got %v", err)
 		}
 		if a := <-second; a.value != "v1" || a.err != nil {
-			w.Errorf("who stayed got %q, %v", a.value, a.err)
+			w.Errorf("the caller that stayed got %q, %v", a.value, a.err)
 		}
 		if s := g.Stats(); s.Unguarded != 0 {
 			w.Errorf("%d fetches without a lease", s.Unguarded)
@@ -579,8 +579,8 @@ func TestStatsCountCallsAndFetches(t *testing.T) {
 	})
 }
 
-// A flight that waits for another process ends when its callers have left, and doesn't
-// look after somebody else's fetch for as long as that takes.
+// A flight that waits for another process ends when its callers have left. It doesn't wait
+// until the other's fetch is over.
 func TestDesertedWaitEnds(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy())

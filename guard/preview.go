@@ -9,9 +9,9 @@ import (
 )
 
 // Preview gives a value to the calls of Begin in this process that wait for the turn,
-// before its end: a response, say, whose body is still being read. The calls return it as
-// [Waited], and not stored. The other callers wait for the end, and so do those with
-// MaxAge, those in other processes, and Get.
+// before its end. An example is a response while its body is still being read. The calls
+// return it as [Waited], and not stored. The other callers wait for the end, and so do
+// those with MaxAge, those in other processes, and Get.
 //
 // A caller that came after the turn began gets the preview only if the store has
 // confirmed since that the turn's lease is held: then no Delete, Set or Expire lies

@@ -231,7 +231,7 @@ func TestForeignBytesBesideAnEntryAreHarmless(t *testing.T) {
 		"a lease without an end":   func(k string) error { return admin.Set(t.Context(), k+":lease", "0123456789abcdef0", 0).Err() },
 		"a pause without an end":   func(k string) error { return admin.Set(t.Context(), k+":pause", "abc", 0).Err() },
 		"failures of no number":    func(k string) error { return admin.Set(t.Context(), k+":failures", "many", 0).Err() },
-		"attempts of nobody":       func(k string) error { return admin.SAdd(t.Context(), k+":tries", "a", "b", "c", "d").Err() },
+		"attempts of no process":   func(k string) error { return admin.SAdd(t.Context(), k+":tries", "a", "b", "c", "d").Err() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := plant("test:{g:" + name + "}"); err != nil {
@@ -245,7 +245,7 @@ func TestForeignBytesBesideAnEntryAreHarmless(t *testing.T) {
 				t.Errorf("%d acquires", n)
 			}
 			if r, err := g.Peek(t.Context(), name); r.Value != "v" || err != nil {
-				t.Errorf("what is stored is %q, %v", r.Value, err)
+				t.Errorf("the stored value is %q, %v", r.Value, err)
 			}
 		})
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/tap"
 )
 
-// kept is a policy whose values are kept for validation for an hour after their TTL,
-// and are never served stale.
+// kept is a policy that keeps values for validation for an hour after their TTL, and never
+// serves them stale.
 func kept(p *guard.Policy) {
 	p.StaleIfError = time.Hour
 	p.StaleOn = func(error) bool { return false }
@@ -87,7 +87,7 @@ func TestRenewalThatAddsATagFails(t *testing.T) {
 					w.Errorf("%v, %d failed fetches: the log would not warn of it", err, rec.count(cache.FetchFailed))
 				}
 				if after, err := fleet[1].Peek(ctx, "k"); err != nil || after != before {
-					w.Errorf("%+v, %v is stored, want what was: %+v", after, err, before)
+					w.Errorf("%+v, %v is stored, want the value from before: %+v", after, err, before)
 				}
 				// To return the value changes its tags.
 				start := time.Now()

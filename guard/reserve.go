@@ -17,8 +17,8 @@ import (
 //
 // While Redis is away, a value that is still fresh by its own terms is served from the
 // reserve. A stale one is served at once as well, if Policy.Stale or Policy.StaleIfError
-// allows it, and is refreshed by one fetch in this process. A caller whose read gets no
-// answer is served after about 20 ms. A value that is fetched meanwhile goes into the
+// allows it, and is refreshed by one fetch in this process. A caller is served after about
+// 20 ms if its read gets no answer. A value that is fetched meanwhile goes into the
 // reserve. So the origin sees at most one fetch per key, TTL and process, and
 // Policy.MaxUnguarded fetches at once.
 //
@@ -46,7 +46,7 @@ func (r Reserve) validate() error {
 const (
 	// defaultReserve is Reserve.MaxBytes by default.
 	defaultReserve = 32 << 20
-	// reserveAllowance is about what a value takes up besides its bytes and its key.
+	// reserveAllowance is about the memory of a value besides its bytes and its key.
 	reserveAllowance = 640
 	// reserveWays is how many values a set of the table holds.
 	reserveWays = 8
@@ -147,8 +147,8 @@ func (s *reserve) get(key string) *read {
 	return v.read
 }
 
-// put keeps a copy of what was read or stored, not before the time at, unless it may have
-// been changed since the ticket was taken.
+// put keeps a copy of an entry that was read or stored, not before the time at. It keeps
+// none if the entry may have been changed since the ticket was taken.
 func (s *reserve) put(key string, t ticket, r *store.Reading, at time.Time) {
 	if t.epoch == 0 || t.epoch != s.era.Load() {
 		return
@@ -185,7 +185,7 @@ func (s *reserve) keep(key string, t ticket, r *store.Reading, at time.Time) {
 	}
 }
 
-// sizeOf is about what a value takes up, once it has been decoded.
+// sizeOf is about the memory that a value takes up once it has been decoded.
 func (s *reserve) sizeOf(key string, e *store.Entry) int {
 	size := reserveAllowance + len(key) + store.HeaderSize + len(e.Payload)
 	for _, tag := range e.Tags {
@@ -215,7 +215,7 @@ func (s *reserve) placeLocked(v *reserved) {
 	}
 }
 
-// What a place of a set is worth keeping to another value.
+// The worth of keeping a place of a set as it is. A new value takes the place of least worth.
 const (
 	own    = iota // the key's last value
 	free          // no value
@@ -258,8 +258,8 @@ func (s *reserve) setLocked(place *atomic.Pointer[reserved], v *reserved) {
 	place.Store(v)
 }
 
-// makeRoomLocked looks at one set more and drops what was not used since it came by last,
-// but for the value that the room is made for.
+// makeRoomLocked looks at one more set. It drops the values that were not used since its
+// last visit, except the value that the room is made for.
 func (s *reserve) makeRoomLocked(newest *reserved) {
 	table := s.table.Load()
 	s.hand = (s.hand + 1) % len(table.sets)
@@ -282,7 +282,7 @@ func (s *reserve) makeRoomLocked(newest *reserved) {
 // gone reports whether the value's last use is over.
 func (v *reserved) gone() bool { return v.waited() >= v.reading.Left }
 
-// growLocked doubles the table. A reader of the old one finds what there was.
+// growLocked doubles the table. A reader of the old table still finds the values in it.
 func (s *reserve) growLocked(old *reserveTable) {
 	next := &reserveTable{make([]reserveSet, 2*len(old.sets))}
 	for i := range old.sets {
@@ -412,7 +412,7 @@ func (e *engine) answered() {
 	}
 }
 
-// keepReserved puts what one call was given into the reserve, if there is one.
+// keepReserved puts the outcome of one call into the reserve, if there is one.
 func (e *engine) keepReserved(key string, t ticket, o *outcome) {
 	if e.reserve == nil || o.entry == nil || o.source == FromReserve || !o.stored && !errors.Is(o.err, ErrNotFound) {
 		return

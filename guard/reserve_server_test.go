@@ -11,8 +11,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
-// What a dead and a frozen server cost callers whose keys are in the reserve, from the first
-// moment on, and what the server costs the origin when it is back.
+// A dead or frozen server costs little, from the first moment on, for callers with keys in
+// the reserve. When the server is back, it costs the origin little.
 func TestDeadServerCostsNeitherCallersNorOrigin(t *testing.T) {
 	for name, fault := range map[string]struct {
 		away func(s *redistest.Server) error

@@ -18,7 +18,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
-// away opens a guard whose Redis can be cut off, in a bubble.
+// away opens a guard in a bubble. The test can cut off the guard's Redis.
 func away(t *testing.T, p guard.Policy, test func(w *world, n *network, g *guard.Guard[string])) {
 	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) { test(w, n, g) })
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
-// What a real server, cluster or Sentinel does to guards that are at work.
+// These tests show the effects of a real server, cluster or Sentinel on guards at work.
 
 // onClient opens a guard on a store on the client, both closed by the test's end.
 func onClient(t *testing.T, client redis.UniversalClient, p guard.Policy) *guard.Guard[string] {
@@ -50,7 +50,7 @@ func allGot(t *testing.T, answers []answer) {
 	}
 }
 
-// replicated returns when a replica has what was written before.
+// replicated returns when a replica has the earlier writes.
 func replicated(t *testing.T, client *redis.Client) {
 	t.Helper()
 	conn := client.Conn()

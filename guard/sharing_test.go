@@ -31,7 +31,7 @@ func TestOneFetchServesTheWholeFleet(t *testing.T) {
 			}
 		}
 		o.fetched(w, 1)
-		// pitfall 9: one fill, whoever shares the fetch
+		// pitfall 9: one fill, however many callers share the fetch
 		if n := events.count(cache.FillStored); n != 1 {
 			w.Errorf("%d fills for one fetch", n)
 		}
@@ -141,8 +141,8 @@ func TestBackgroundRefreshOutlivesTheRequest(t *testing.T) {
 	})
 }
 
-// pitfall 22 says when; here, who: one process refreshes, however many serve
-// stale values meanwhile.
+// pitfall 22 is about the time of a refresh. This test is about the number: one process
+// refreshes, however many serve stale values meanwhile.
 func TestOneProcessRefreshesWhileAllServeStale(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(4, policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Minute }))
@@ -386,8 +386,9 @@ func TestWaitTimeoutEndsTheWaitForAnother(t *testing.T) {
 	})
 }
 
-// A staged store hands over the watches of flights that wait, so that a test can push
-// what a store might, and gives the first requests for a lease the answers of the test.
+// A staged store hands over the watches of flights that wait. So a test can push the
+// messages that a store might push. The store also gives the first requests for a lease the
+// answers of the test.
 type staged struct {
 	*tap.Store
 	watches  chan *store.Watch
@@ -411,8 +412,8 @@ func newStaged(s cache.Store, answers ...func() store.Answer) *staged {
 	return st
 }
 
-// Word of another lease than the one that is waited for decides nothing: that one was
-// over before those came who wait, and a Delete may have come in between.
+// A message about another lease than the awaited one decides nothing. That lease was over
+// before the waiters came, and a Delete may have come in between.
 func TestWordOfAnotherLeaseIsNoOutcome(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		holder := w.fleet(1, policy())[0]
@@ -441,7 +442,7 @@ func TestWordOfAnotherLeaseIsNoOutcome(t *testing.T) {
 	})
 }
 
-// What was seen of the holder before says nothing of the one who has the lease now.
+// A waiter's observations of the previous holder say nothing of the new holder.
 func TestNewHolderIsLookedAtTwiceToo(t *testing.T) {
 	inMemory(t, func(w *world) {
 		minter := store.NewMinter()
@@ -462,9 +463,9 @@ func TestNewHolderIsLookedAtTwiceToo(t *testing.T) {
 	})
 }
 
-// A failure that the flight is told of when it asks again, as it missed the wake-up, is
-// of a fetch that was under way when it was last told so: who has joined it since
-// wants another.
+// A flight that missed the wake-up is told of a failure when it asks again. The failure is
+// of a fetch that was under way at the flight's last request. A caller that has joined since
+// wants another fetch.
 func TestJoinersGetNoEarlierFailure(t *testing.T) {
 	inMemory(t, func(w *world) {
 		holder := store.NewMinter().Token()
@@ -479,11 +480,11 @@ func TestJoinersGetNoEarlierFailure(t *testing.T) {
 		}()
 		time.Sleep(10 * time.Millisecond) // it has asked twice
 		if v := get(w, g, "k", o.fetch); v != "v1" {
-			w.Errorf("who joined got %q", v)
+			w.Errorf("the caller that joined got %q", v)
 		}
 		var remote *guard.RemoteError
 		if err := <-failed; !errors.As(err, &remote) {
-			w.Errorf("who was there before got %v", err)
+			w.Errorf("the caller from before got %v", err)
 		}
 		o.fetched(w, 1)
 	})

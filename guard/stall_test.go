@@ -47,7 +47,7 @@ func silenced(s cache.Store) *silence {
 		q.asks.Add(int64(len(requests)))
 		return slices.Repeat([]store.Answer{{Err: errSilent}}, len(requests))
 	}
-	q.OnWatch = func(string) *store.Watch { // it hears only what the test pushes
+	q.OnWatch = func(string) *store.Watch { // it gets only the messages that the test pushes
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.last = store.NewWatch(func() {})
@@ -71,7 +71,7 @@ func heldElsewhere(w *world, p guard.Policy, keys ...string) (g *guard.Guard[str
 	return g, s
 }
 
-// patient is a policy whose leases last for ten seconds, and whose fetches for hours.
+// patient is a policy with leases of ten seconds, and with fetches that may take hours.
 func patient(p *guard.Policy) {
 	p.Lease, p.FetchTimeout, p.WaitTimeout = 10*time.Second, 2*time.Hour, 3*time.Hour
 }
@@ -145,7 +145,7 @@ func TestWaiterIsAnsweredAfterASilence(t *testing.T) {
 	})
 }
 
-// A lease that was given back is over, whatever its TTL was.
+// A lease that was given back is over, even if its TTL is not.
 func TestWaiterInSilenceHeedsARelease(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g, s := heldElsewhere(w, policy(patient), "k")

@@ -18,8 +18,8 @@ type Stats struct {
 	Fetched   uint64 // served by a fetch of the call's own
 	Waited    uint64 // served by another caller's fetch, here or in another process
 
-	FetchedUnguarded uint64 // those of Fetched whose fetch had no lease
-	WaitedUnguarded  uint64 // those of Waited whose fetch had no lease
+	FetchedUnguarded uint64 // the part of Fetched that was fetched without a lease
+	WaitedUnguarded  uint64 // the part of Waited that was fetched without a lease
 
 	Fetching int // fetches under way now, in this process; one for several keys counts once
 	Waiting  int // calls that wait for a fetch now, their own or another's; each key counts

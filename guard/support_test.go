@@ -17,10 +17,10 @@ import (
 )
 
 // Tests in this package that depend on time run in a testing/synctest bubble:
-// its clock is fake and jumps to the next timer when everybody waits, so that
+// its clock is fake and jumps to the next timer when all goroutines wait, so that
 // seconds of leases and polls take no time and are exact. They run on the
-// memory store and on the Redis store against the embedded server. What depends
-// on a real server, on processes and on signals is in the fleet tests.
+// memory store and on the Redis store against the embedded server. The fleet
+// tests are for behaviour that depends on a real server, on processes or on signals.
 
 // A world is one bubble with one backend that several stores share, each of
 // them standing for a process.
@@ -140,7 +140,7 @@ func (o *origin) fetched(w *world, want int) {
 	}
 }
 
-// An answer is what one caller got, and when.
+// An answer is the result of one caller's call, and how long the call took.
 type answer struct {
 	value string
 	err   error

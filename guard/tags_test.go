@@ -135,15 +135,15 @@ func TestTagExpiredDuringAFetchMakesItsValueStale(t *testing.T) {
 	})
 }
 
-// Each way by which a value may reach a caller: what was fetched before a
-// DeleteTag that has returned reaches nobody who comes after it. P3
+// Each way by which a value may reach a caller: a value that was fetched before a
+// DeleteTag has returned reaches no caller that comes after it. P3
 func TestDeleteTagHidesEarlierFetchesFromLaterCallers(t *testing.T) {
 	stale := func(p *guard.Policy) { p.Stale, p.Beta = time.Hour, guard.Off }
 	for _, c := range []struct {
 		name   string
 		policy []func(*guard.Policy)
-		// run has old values fetched until it returns, with tag t on them, and deletes
-		// the tag once they are; who calls Get then must not be given any.
+		// run has old values fetched until it returns, with tag t on them. It deletes the
+		// tag once they are fetched. A later Get must not return any of them.
 		run func(w *world, fleet []*guard.Guard[string], old fetcher)
 	}{
 		{"stored", nil, func(w *world, fleet []*guard.Guard[string], old fetcher) {
@@ -245,7 +245,7 @@ func TestDeleteTagHidesEarlierFetchesFromLaterCallers(t *testing.T) {
 				old := func(context.Context) (string, error) {
 					v := "old"
 					if deleted.Load() {
-						v = "new" // it may be run for a caller who has waited
+						v = "new" // it may be run for a caller that has waited
 					}
 					time.Sleep(10 * time.Second)
 					return v, nil
@@ -299,9 +299,9 @@ func (h *fillHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A deletion between the last look at the tags and the script that stores: the
-// value is stored then, told by a message, and given to nobody who came after
-// it, here or there.
+// A deletion may come between the last look at the tags and the script that stores. The
+// value is stored then, and a message tells of it. No caller that came after the deletion
+// is given it, here or there.
 func TestDeleteTagBetweenTieAndFillIsSeen(t *testing.T) {
 	inRedis(t, func(w *world) {
 		client := w.server.Client()
@@ -497,7 +497,7 @@ func TestTaggedReadThatRacedADeletionIsDropped(t *testing.T) {
 	})
 }
 
-// clockless is a store whose clock of tags can't be read.
+// clockless is a store without a readable clock of tags.
 type clockless struct{ *tap.Store }
 
 func (c clockless) Unwrap() store.Store { return c }
@@ -532,8 +532,8 @@ func TestTaggedValuesNeedTheClockOfTags(t *testing.T) {
 	})
 }
 
-// Neither a tag's record nor anything else grows with what carries it, and all of
-// it ends.
+// No key in Redis grows with the number of entries that carry a tag, and all keys of tags
+// end.
 func TestTagsLeaveNothingBehind(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := w.fleet(1, policy(tagged("all")))[0]
@@ -553,7 +553,7 @@ func TestTagsLeaveNothingBehind(t *testing.T) {
 		}
 		must(w, g.DeleteTag(ctx, "all"))
 		time.Sleep(3 * time.Minute)
-		if n := records(); n != 1 { // what was fetched until now may take an hour
+		if n := records(); n != 1 { // a record of the values fetched until now may last an hour
 			w.Errorf("%d records are left of those that no value carries", n)
 		}
 		time.Sleep(time.Hour)
@@ -582,7 +582,7 @@ func TestDeleteTagNamesFailedTags(t *testing.T) {
 		if _, err := g.Peek(ctx, "k"); !errors.Is(err, guard.ErrMiss) {
 			w.Errorf("Peek: %v", err)
 		}
-		// What carries it is handed out and not stored, and no lease is left behind.
+		// A value that carries the tag is handed out and not stored. No lease is left behind.
 		for range 2 {
 			if r := loads(w, g, "k", (&origin{}).withTags("bad")); r.Stored || r.Source != guard.Fetched {
 				w.Errorf("%+v", r)
@@ -594,8 +594,8 @@ func TestDeleteTagNamesFailedTags(t *testing.T) {
 	})
 }
 
-// With Redis away a deletion says whether it may still be carried out, and what
-// is fetched meanwhile with tags is handed out as it is without.
+// With Redis away, the error of a deletion says whether it may still be carried out. A value
+// with tags that is fetched meanwhile is handed out like one without tags.
 func TestDeleteTagWithRedisAwayIsAnError(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := w.fleet(1, policy(tagged("t")))[0]
@@ -612,7 +612,7 @@ func TestDeleteTagWithRedisAwayIsAnError(t *testing.T) {
 	})
 }
 
-// What many keys are fetched for carries tags, and meets deletions, as what one is.
+// The values of a batch carry tags, and meet deletions, like the value of one key.
 func TestBatchCarriesTags(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		tagsOf := guard.TagsOf(func(key, value string) []string { return []string{"key:" + key, "value:" + value} })
@@ -653,8 +653,8 @@ func TestBatchCarriesTags(t *testing.T) {
 	})
 }
 
-// Nothing that was fetched for many keys before a tag was deleted is stored, or
-// given to who came after.
+// A value that was fetched in a batch before a tag was deleted is not stored, and is not
+// given to later callers.
 func TestTagDeletedWhileABatchIsFetched(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(), guard.TagsOf(func(key, _ string) []string { return []string{key} }))[0]
@@ -678,10 +678,10 @@ func TestTagDeletedWhileABatchIsFetched(t *testing.T) {
 		synctest.Wait()
 		close(goOn)
 		if got := <-done; got["a"] != "old" || got["b"] != "old" {
-			w.Errorf("who asked before got %v", got)
+			w.Errorf("the call from before the tag was deleted got %v", got)
 		}
 		if got := <-later; got != "new" {
-			w.Errorf("who asked after the tag was deleted got %q", got)
+			w.Errorf("the call from after the tag was deleted got %q", got)
 		}
 		for key, want := range map[string]string{"a": "new", "b": "old"} {
 			if r, err := g.Peek(ctx, key); err != nil || r.Value != want {
@@ -691,8 +691,7 @@ func TestTagDeletedWhileABatchIsFetched(t *testing.T) {
 	})
 }
 
-// An entry whose tags can't be read is fetched anew, and overwritten, among many
-// as by itself.
+// An entry with unreadable tags is fetched anew and overwritten, among many as by itself.
 func TestDamagedTagsOfABatchAreOverwritten(t *testing.T) {
 	inRedis(t, func(w *world) {
 		g := w.fleet(1, policy(), guard.TagsOf(func(key, _ string) []string { return []string{key} }))[0]

@@ -36,7 +36,7 @@ type apple struct{ Weight int }
 
 type pear struct{ Weight int }
 
-// readings are the calls that return what is stored, without a fetch.
+// readings are the calls that return the stored value, without a fetch.
 func readings[V any](g *guard.Guard[V], key string) map[string]func(context.Context) (V, error) {
 	fails := func(context.Context) (zero V, _ error) { return zero, errors.New("fetched") }
 	return map[string]func(context.Context) (V, error){
@@ -81,7 +81,7 @@ func TestGuardsOfOneNameShareReadingsAcrossTypes(t *testing.T) {
 	})
 }
 
-// What the second guard can't decode is a miss to it alone.
+// An entry that the second guard can't decode is a miss to that guard alone.
 func TestValueOfAnotherTypeIsFetchedAnew(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		s := sameReading(w.open())
@@ -263,7 +263,7 @@ func TestClosedGuardNamesItself(t *testing.T) {
 				}()
 				synctest.Wait()
 				must(w, c.close(g, s))
-				if name == "guard" { // the fetch of a guard whose store was closed goes on
+				if name == "guard" { // a fetch goes on after the close of its guard's store
 					if err := <-waits; err == nil || err.Error() != c.want {
 						w.Errorf("a caller that waited: %v", err)
 					}

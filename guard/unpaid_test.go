@@ -32,7 +32,7 @@ func dies(w *world, p guard.Policy, key string) {
 	w.Cleanup(func() { _ = g.Close(); _ = s.Close() })
 }
 
-// P7: a grant whose fetch was not made says nothing of the key.
+// P7: a grant without a fetch says nothing of the key.
 func TestGrantWithoutAFetchForgivesNoDeaths(t *testing.T) {
 	p := policy(func(p *guard.Policy) { p.MaxAttempts = 2 })
 	failed := errors.New("failed")
@@ -86,7 +86,7 @@ func TestGrantWithoutAFetchForgivesNoDeaths(t *testing.T) {
 				w.Errorf("Get: %v", err)
 			}
 		}, false},
-		"a fetch that nobody wants": {func(w *world, s cache.Store, p guard.Policy) {
+		"a fetch without callers": {func(w *world, s cache.Store, p guard.Policy) {
 			p.Budget, p.MaxBudgetWait = forever{}, time.Second
 			ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 			defer cancel()

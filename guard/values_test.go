@@ -38,7 +38,7 @@ func TestTooLargeValueIsHandedOutAndReported(t *testing.T) {
 		if events.count(cache.FillTooLarge) != 1 {
 			w.Errorf("it was reported %d times", events.count(cache.FillTooLarge))
 		}
-		// Two processes side by side: nobody waits for a lease. In each, callers share
+		// Two processes side by side: no caller waits for a lease. In each, callers share
 		// a fetch that started after they came, the one under way or the next.
 		for _, a := range callers(fleet, 5, "k", o.fetch) {
 			if a.value != large || a.took > 200*time.Millisecond {
@@ -90,7 +90,7 @@ func TestPrivateNotFoundStaysWithItsCaller(t *testing.T) {
 	for name, test := range map[string]struct {
 		err      error
 		negative time.Duration
-		value    string // the caller's whose fetch it is
+		value    string // the value of the caller that fetches
 		wantErr  error
 	}{
 		"not modified":            {err: guard.ErrNotModified, value: "old"},
@@ -125,7 +125,7 @@ func TestPrivateNotFoundStaysWithItsCaller(t *testing.T) {
 						w.Errorf("another caller got %+v, %v", r, err)
 					}
 				}
-				for i := range 4 { // who wait
+				for i := range 4 { // the waiters
 					wg.Go(func() { other(i) })
 				}
 				wg.Wait()
@@ -151,7 +151,7 @@ func TestFetchUnderWayDoesNotUndoADelete(t *testing.T) {
 				go func() { before <- callers(fleet[:1], 1, "k", o.fetch)[0] }()
 				time.Sleep(500 * time.Millisecond)
 				must(w, change(fleet[1]))
-				// pitfall 17: whoever comes now joins no fetch from before.
+				// pitfall 17: a new caller joins no fetch from before.
 				for i, a := range callers(fleet, 2, "k", o.fetch) {
 					if a.value == "v1" || a.err != nil {
 						w.Errorf("caller %d, after the %s, got %q, %v", i, name, a.value, a.err)
@@ -170,7 +170,7 @@ func TestFetchUnderWayDoesNotUndoADelete(t *testing.T) {
 	}
 }
 
-// pitfall 17: in the process that fetches nobody waits for the old fetch to end.
+// pitfall 17: in the process that fetches, no caller waits for the old fetch to end.
 func TestOwnDeleteFreesNewCallersAtOnce(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
@@ -338,7 +338,7 @@ func TestNotFoundCanBeLeftUncached(t *testing.T) {
 	})
 }
 
-// Whoever asks for a pause has it, also where the answer would be cached for less.
+// A pause that the fetch asks for is kept, also where the answer would be cached for less.
 func TestNotFoundIsCachedForItsRetryAfter(t *testing.T) {
 	for name, d := range map[string]time.Duration{"a default": 0, "off": guard.Off, "longer": time.Minute} {
 		t.Run(name, func(t *testing.T) {
@@ -383,7 +383,7 @@ func TestStaleIsServedWhenTheFetchFails(t *testing.T) {
 			}
 		}
 		o.fetched(w, 2)
-		// The refresh isn't tried again at once, by anybody.
+		// No process tries the refresh again at once.
 		callers(fleet, 3, "k", o.fetch)
 		o.fetched(w, 2)
 		time.Sleep(time.Second)
@@ -396,8 +396,8 @@ func TestStaleIsServedWhenTheFetchFails(t *testing.T) {
 	})
 }
 
-// What the failing fetch took counts: for the age of what stands in for its error, and
-// for whether that may still be served.
+// The duration of the failing fetch counts. It adds to the age of the stale value that
+// stands in for the error, and that value may have expired by then.
 func TestStaleInPlaceOfAnErrorTellsItsAge(t *testing.T) {
 	boom := errors.New("boom")
 	inWorlds(t, func(w *world) {
@@ -415,7 +415,7 @@ func TestStaleInPlaceOfAnErrorTellsItsAge(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		if r, err := g.Load(context.Background(), "k", fails); !errors.Is(err, boom) {
-			w.Errorf("whose time was over before the fetch failed: %+v, %v", r, err)
+			w.Errorf("a value that expired before the fetch failed: %+v, %v", r, err)
 		}
 	})
 }
@@ -589,8 +589,8 @@ func TestNotModifiedRenewsTheStaleValue(t *testing.T) {
 	})
 }
 
-// revalidated is what a Load returns whose fetch finds a stale value still good, and
-// has "new" where it is told of none.
+// revalidated is the result of a Load. Its fetch confirms the stale value, and returns "new"
+// where it is told of none.
 func revalidated(w *world, g *guard.Guard[string], key string) string {
 	w.Helper()
 	r, err := g.Load(w.Context(), key, func(_ context.Context, f *guard.Fill[string]) (string, error) {
@@ -624,7 +624,7 @@ func TestDeletedValueIsNotRenewedAfterAWait(t *testing.T) {
 			w.Errorf("after the Delete: %q", v)
 		}
 		if v := <-before; v != "new" {
-			w.Errorf("who waits for the fetch that began after the Delete: %q", v)
+			w.Errorf("the caller from before, after the fetch that began after the Delete: %q", v)
 		}
 	})
 }
@@ -651,8 +651,8 @@ func (r *raced) of(s cache.Store) *tap.Store {
 	return t
 }
 
-// Nor may one bring it back that was granted the lease after the Delete, of which no
-// lease tells then; nor is it handed to who came after the Delete.
+// A flight may be granted the lease after the Delete, and no lease tells it of the Delete
+// then. It may not bring the value back either, nor hand it to callers after the Delete.
 func TestDeletedValueIsNeverRenewed(t *testing.T) {
 	stale := policy(func(p *guard.Policy) { p.TTL, p.StaleIfError = time.Second, time.Hour })
 	refreshed := policy(func(p *guard.Policy) { p.TTL, p.Stale = time.Second, time.Hour })
@@ -660,8 +660,8 @@ func TestDeletedValueIsNeverRenewed(t *testing.T) {
 		name    string
 		p       guard.Policy
 		reads   int32 // so many before the Delete; 0: the first ask for a lease comes after it
-		away    error // what that ask is answered
-		renewed bool  // who came before the Delete may have the old value
+		away    error // the answer to that ask
+		renewed bool  // the callers from before the Delete may have the old value
 	}{
 		{name: "deleted before the grant", p: stale},
 		{name: "deleted before the grant of a refresh", p: refreshed, renewed: true},
@@ -700,10 +700,10 @@ func TestDeletedValueIsNeverRenewed(t *testing.T) {
 				must(w, other.Set(ctx, "k", "old"))
 				time.Sleep(2 * time.Second)
 				if v := load(); v != "new" && !c.renewed {
-					w.Errorf("who came first: %q", v)
+					w.Errorf("the first caller: %q", v)
 				}
 				if v := <-after; v != "new" {
-					w.Errorf("who came after the Delete: %q", v)
+					w.Errorf("the caller after the Delete: %q", v)
 				}
 				time.Sleep(100 * time.Millisecond) // until a refresh is over
 				if v := get(w, other, "k", (&origin{}).fetch); v != "new" {
@@ -844,9 +844,9 @@ func TestResultTellsWhereTheValueComesFrom(t *testing.T) {
 	})
 }
 
-// pitfall 21: ages rest on Redis's own clock, so that a machine whose clock is
-// off serves and fetches like any other. In a bubble there is one clock; what can
-// be shown is that nothing in an entry is a point in time.
+// pitfall 21: ages rest on Redis's own clock. So a machine with a wrong clock serves and
+// fetches like any other. In a bubble there is only one clock. The test can only show that
+// nothing in an entry is a point in time.
 func TestEntriesHoldNoPointInTime(t *testing.T) {
 	e := store.Entry{Version: store.NewMinter().Token(), Kind: store.Value, TTL: time.Minute, FreshFor: time.Second, Took: time.Millisecond}
 	first := e.Encode()
@@ -867,7 +867,7 @@ func TestForeignBytesAreAMissAndAreOverwritten(t *testing.T) {
 			Written: store.Instant(time.Now().UnixMicro()), Payload: []byte("x"),
 		}).Encode()
 		other := append([]byte{}, good...)
-		other[18] = 200 // a codec nobody here has
+		other[18] = 200 // an unknown codec
 		future := append([]byte{}, good...)
 		future[16] = 3
 		foreign := [][]byte{{}, []byte("hello"), good[:31], other, future, bytes.Repeat([]byte{0xff}, 1000)}
