@@ -3,6 +3,7 @@ package guard
 import (
 	"errors"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -69,4 +70,46 @@ func closedOutcome() *outcome { return &outcome{err: ErrClosed, own: true, momen
 
 func panicOutcome(p any) *outcome {
 	return &outcome{err: &PanicError{Value: p, Stack: debug.Stack()}, moment: always}
+}
+
+// A read is the answer to a command that reads a key's entry. Callers share it; its value is
+// decoded once.
+type read struct {
+	reading *store.Reading // nil: none, because of err
+	err     error
+	at      time.Time // before the command was sent
+
+	reserved bool // the reserve's: the store does not answer
+
+	decoding sync.Once
+	value    any
+	damage   error // the value can't be decoded
+}
+
+// found returns the reading of a stored value, or nil.
+func (rd *read) found() *store.Reading {
+	if rd == nil || rd.reading == nil || !rd.reading.Found || rd.reading.Entry.Kind != store.Value {
+		return nil
+	}
+	return rd.reading
+}
+
+// waited is how old the reading is by now.
+func (rd *read) waited() time.Duration {
+	if rd == nil {
+		return 0
+	}
+	return time.Since(rd.at)
+}
+
+// keep makes a read of a reading that was only lent; nil if there is neither that nor an
+// error.
+func keep(r *store.Reading, err error, at time.Time) *read {
+	switch {
+	case err != nil:
+		return &read{err: err, at: at}
+	case r == nil:
+		return nil
+	}
+	return &read{reading: r.Keep(), at: at}
 }
