@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,16 +35,16 @@ func TestRetryAfterZeroLeavesOutTheErrorPause(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(2 * time.Second)
-			refreshes := 0
+			var refreshes atomic.Int32
 			for range 3 {
-				v, err := g.Get(t.Context(), "k", func(context.Context) (string, error) { refreshes++; return "", c.err })
+				v, err := g.Get(t.Context(), "k", func(context.Context) (string, error) { refreshes.Add(1); return "", c.err })
 				time.Sleep(time.Second)
 				if v != "v" || err != nil {
 					t.Errorf("%q, %v", v, err)
 				}
 			}
-			if refreshes != c.refreshes {
-				t.Errorf("%v: %d refreshes, want %d", c.err, refreshes, c.refreshes)
+			if n := int(refreshes.Load()); n != c.refreshes {
+				t.Errorf("%v: %d refreshes, want %d", c.err, n, c.refreshes)
 			}
 		})
 	}
