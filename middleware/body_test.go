@@ -239,8 +239,8 @@ func TestPitfall37EndOfTheRequestsContext(t *testing.T) {
 	}
 }
 
-// pitfall 37: a goroutine that a handler has left running can't write into what
-// is stored, nor end the process.
+// pitfall 37: a goroutine that a handler has left running can't write into the
+// entry, nor end the process.
 func TestPitfall37NothingIsWrittenAfterTheHandlerReturned(t *testing.T) {
 	for _, ended := range []string{"returned", "panicked"} {
 		late := make(chan func())
@@ -348,7 +348,7 @@ func TestPitfall37OversizedBodiesStreamThrough(t *testing.T) {
 	}
 }
 
-// A handler whose response is private is held to its client's pace.
+// A handler with a private response is held to its client's pace.
 func TestPrivateRunsAreNotRecorded(t *testing.T) {
 	var written atomic.Int64
 	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {

@@ -34,7 +34,7 @@ func with(format string, args ...any) option {
 // within bounds the time until the answer is whole. 20 s by default.
 func within(d time.Duration) option { return func(q *request) { q.timeout = d } }
 
-// An answer is what a client has got.
+// An answer is the response, or the error, that a client has received.
 type answer struct {
 	status  int // 0: none
 	header  http.Header

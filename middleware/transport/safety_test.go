@@ -348,8 +348,7 @@ func TestStoresNoSetCookieOfTrailers(t *testing.T) {
 	}
 }
 
-// P2: the call that a 304 answers has lost its lease, and with that its right to change
-// what is stored.
+// P2: a call that lost its lease before its 304 arrived must not change the entry.
 func Test304WithoutALeaseLeavesNewerPages(t *testing.T) {
 	for name, control := range map[string]string{"no-store": "no-store", "vary": "max-age=60"} {
 		t.Run(name, func(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"github.com/stampedeguard/stampede/middleware/transport"
 )
 
-// A payingFleet is two processes in a bubble, whose calls are paid from one budget.
+// A payingFleet is two processes in a bubble. One budget pays for their calls.
 type payingFleet struct {
 	*testing.T
 	rts    [2]*transport.Transport
@@ -161,11 +161,11 @@ func TestBudgetWaitEndsWithTheRequestsDeadline(t *testing.T) {
 				_, err := f.get(i, "/3", within)
 				got <- err
 			}()
-			synctest.Wait() // the one whose deadline is short makes the call
+			synctest.Wait() // the request with the short deadline makes the call
 		}
 		left, stayed := <-got, <-got
 		if left == nil || stayed != nil {
-			f.Errorf("who could wait for a second got %v, and who could for a minute %v", left, stayed)
+			f.Errorf("with a second to wait the error is %v, with a minute %v", left, stayed)
 		}
 	})
 }
@@ -203,7 +203,7 @@ func TestSpendsNothingForRequestsThatHaveLeft(t *testing.T) {
 // A refresh waits for nothing and gives way, though its client may not have left
 // yet; and a call that others wait for doesn't, though its client has.
 func TestRefreshesGiveWayAndCallersDoNot(t *testing.T) {
-	l := budget.Limit{Rate: 1, Per: 10 * time.Second, Burst: 10} // 2 are kept from Background beyond what is from Normal
+	l := budget.Limit{Rate: 1, Per: 10 * time.Second, Burst: 10} // Background may use 2 less than Normal
 	withBudget(t, l, "max-age=1, stale-while-revalidate=600", func(f *payingFleet) {
 		for i := range 7 {
 			if _, err := f.get(0, fmt.Sprint("/", i), time.Minute); err != nil {
