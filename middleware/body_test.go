@@ -145,7 +145,7 @@ func TestPitfall37BrokenBodiesAreNotStored(t *testing.T) {
 				g := <-waiter
 				broken := g.err != nil && g.body == "half" // as the leader got it
 				if flushed := name != "panic before flush" && name != "panic without header"; broken != flushed || !broken && g.StatusCode < 500 {
-					t.Errorf("one who waits got %+v %q, %v", g.Response, g.body, g.err)
+					t.Errorf("a waiter got %+v %q, %v", g.Response, g.body, g.err)
 				}
 				synctest.Wait() // the run's turn is over
 				s.is(s.do("/"), 200, "whole page")

@@ -34,7 +34,7 @@ func TestHandlerSlowerThanItsLifetimeIsShared(t *testing.T) {
 				atOnce(10, func() { once(h) })
 				time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
 				if once(h); runs.Load() != 1 {
-					t.Errorf("%d runs for those who came within its lifetime, want 1", runs.Load())
+					t.Errorf("%d runs for requests within its lifetime, want 1", runs.Load())
 				}
 				time.Sleep(time.Second/2 + time.Millisecond)
 				if once(h); runs.Load() != 2 {

@@ -220,7 +220,7 @@ func TestRefreshesGiveWayAndCallersDoNot(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if len(f.calls) > 7 {
-			f.Errorf("refreshes took what is kept from them: %v", f.calls)
+			f.Errorf("refreshes took the reserve of other calls: %v", f.calls)
 		}
 	})
 	withBudget(t, every(10*time.Second), "max-age=60", func(f *payingFleet) {
@@ -343,7 +343,7 @@ func TestRequestThatRefusesStaleWaitsForTheBudget(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(2 * time.Second)
 		if a, err := f.get(0, "/1", time.Minute); err != nil || len(f.calls) != 1 {
-			f.Errorf("want what is stale, got %v, %v", a.cacheStatus(), err)
+			f.Errorf("want the stale page, got %v, %v", a.cacheStatus(), err)
 		}
 		a, err := f.get(0, "/1", time.Minute, "Cache-Control", "no-cache")
 		if err != nil || len(f.calls) != 2 {
@@ -369,7 +369,7 @@ func TestSharesUpstreamsSlowerThanTheirTTL(t *testing.T) {
 		atOnce(10, get)
 		time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
 		if get(); calls.Load() != 1 {
-			t.Errorf("%d calls for those who came within the TTL, want 1", calls.Load())
+			t.Errorf("%d calls for requests within the TTL, want 1", calls.Load())
 		}
 		time.Sleep(time.Second/2 + time.Millisecond)
 		if get(); calls.Load() != 2 {
