@@ -147,9 +147,9 @@ type Options struct {
 	// 4.4), and NoPages if the response is a redirect to a login page, by its words.
 	Invalidates func(r *http.Request, status int) Scope
 	// MaxPages bounds the pages that this process keeps in the store, with all their
-	// variants. A further one takes the place of the one that this process has stored or
-	// served longest ago. It bounds the memory that unique queries take, and each bounds
-	// that of its own process. Default 0: none.
+	// variants. A further page replaces the page that this process stored or served longest
+	// ago. MaxPages bounds the memory that unique queries take. Each process has a bound of
+	// its own. Default 0: none.
 	MaxPages int
 
 	// # How long a request waits

@@ -53,7 +53,7 @@ const maxBody = 64 << 20
 // ask sends a request and reads the answer to its end.
 func (r *run) ask(p *page, opts ...option) answer { return r.askUntil(p, nil, opts...) }
 
-// askUntil stops to read when enough says so, which is told the number of bytes.
+// askUntil stops reading when enough returns true. enough gets the number of bytes so far.
 func (r *run) askUntil(p *page, enough func(n int) bool, opts ...option) (a answer) {
 	a.start = time.Now()
 	defer func() { a.end = time.Now() }()
