@@ -119,7 +119,7 @@ func BenchmarkLoneGet(b *testing.B) {
 // inTurn makes the calls in turn, some at a time and then each for itself, and returns
 // how long they take: the medians, in nanoseconds. In a row, a call finds its threads,
 // the processor's caches and the garbage as another one like it has left them, as in a
-// program that makes such calls. For itself, it pays for what the others have left.
+// program that makes such calls. For itself, it pays for the state that the others left.
 func inTurn(b *testing.B, calls ...func() error) (inRow, alone []float64) {
 	b.Helper()
 	const row = 20
@@ -151,9 +151,8 @@ func inTurn(b *testing.B, calls ...func() error) (inRow, alone []float64) {
 	return median[:len(calls)], median[len(calls):]
 }
 
-// BenchmarkTaggedKey compares Get of a stored, fresh value that carries tags, whose
-// records are looked up with each read, with one that carries none and with a plain
-// GET.
+// BenchmarkTaggedKey compares three reads: Get of a stored, fresh value with tags, Get of
+// one without tags, and a plain GET. The records of tags are looked up with each read.
 func BenchmarkTaggedKey(b *testing.B) {
 	s := newBench(b)
 	tags := map[int][]string{1: {"all"}, 4: {"all", "red", "round", "new"}}
@@ -176,7 +175,7 @@ func BenchmarkTaggedKey(b *testing.B) {
 	}
 }
 
-// BenchmarkDeleteTag shows that what a deletion costs doesn't depend on how many
+// BenchmarkDeleteTag shows that the cost of a deletion doesn't depend on how many
 // values carry the tag.
 func BenchmarkDeleteTag(b *testing.B) {
 	s := newBench(b)
@@ -321,7 +320,7 @@ func (w *waits) Observe(e cache.Event) {
 	}
 }
 
-// BenchmarkObserver shows what being told costs, and that not being told costs
+// BenchmarkObserver shows the cost of an observer, and that no observer costs
 // nothing: the same misses on the memory store.
 func BenchmarkObserver(b *testing.B) {
 	for name, observer := range map[string]cache.Observer{"off": nil, "on": nobody{}} {
@@ -420,9 +419,9 @@ type quote struct {
 }
 
 // BenchmarkGetManyWarm compares GetMany of a thousand stored, fresh keys with an
-// MGET of as many values of the same size, in turn, and with one whose values are
-// decoded by the same codec: ratio and ratio-decoded are those of the medians of calls
-// in a row, ratio-alone and ratio-decoded-alone of those that alternate.
+// MGET of as many values of the same size, in turn, and with an MGET followed by the
+// same codec. ratio and ratio-decoded compare the medians of calls in a row,
+// ratio-alone and ratio-decoded-alone those of calls that alternate.
 func BenchmarkGetManyWarm(b *testing.B) {
 	b.Run("string", func(b *testing.B) {
 		getManyWarm(b, func(int) string { return string(value[:100]) })
@@ -483,8 +482,8 @@ func getManyWarm[V any](b *testing.B, value func(i int) V) {
 	b.ReportMetric(alone[2]/alone[1], "ratio-decoded-alone")
 }
 
-// BenchmarkGetManyCold fetches (nothing) and stores a thousand keys in one call,
-// and counts what is sent at once.
+// BenchmarkGetManyCold fetches (nothing) and stores a thousand keys in one call. It
+// counts fetches and round trips.
 func BenchmarkGetManyCold(b *testing.B) {
 	client := redistest.RunStandalone(b, redistest.StandaloneConfig{}).Client()
 	g := newGuard[[]byte](b, client)

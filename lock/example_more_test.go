@@ -48,7 +48,7 @@ func ExampleNew_semaphore() {
 	// true
 }
 
-// Locks and guards share a store. TakeOver replaces a holder whose process is dead.
+// Locks and guards share a store. TakeOver replaces a holder after its process has died.
 func ExampleOn() {
 	store, err := cache.NewRedis(redis.NewClient(&redis.Options{Addr: "localhost:6379"}), cache.Options{Namespace: "app"})
 	if err != nil {
@@ -133,7 +133,7 @@ func ExampleLocker_TryLock() {
 	// Output: true
 }
 
-// An operator ends a lock whose holder hangs.
+// An operator ends the lock of a holder that hangs.
 func ExampleLocker_Unlock() {
 	ctx := context.Background()
 	store, _ := cache.NewMemory(cache.MemoryOptions{})

@@ -97,7 +97,7 @@ func ExampleLock_Spins() {
 	// 1.08
 }
 
-// The database refuses the write of a holder whose lock has gone to another one since.
+// The database refuses the write of a holder after the lock has gone to another holder.
 func ExampleLock_Fence() {
 	var locks *lock.Locker
 	var db *sql.DB

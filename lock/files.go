@@ -89,8 +89,8 @@ func parseRecord(b []byte) (record, error) {
 // flockPoll is the time between two looks at a flock that another process has.
 const flockPoll = time.Millisecond
 
-// with calls change with the record, without holders whose time is over, while no other
-// process can change it. The record is stored if change answers true.
+// with calls change with the record, without expired holders, while no other process can
+// change it. The record is stored if change answers true.
 func (b *files) with(ctx context.Context, name string, change func(r *record, now int64) bool) error {
 	sum := sha256.Sum256([]byte(name))
 	path := filepath.Join(b.dir, hex.EncodeToString(sum[:]))

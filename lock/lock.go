@@ -131,8 +131,8 @@ func left(until time.Time) time.Duration {
 	return min(until.Sub(now), until.Round(0).Sub(now.Round(0)))
 }
 
-// begin starts the life of a lock whose request was sent at the given time. The lock's
-// context ends with ctx if bound is set.
+// begin starts the life of a lock. sent is the time of its request. The lock's context ends
+// with ctx if bound is set.
 func (k *Lock) begin(ctx context.Context, bound bool, sent time.Time) error {
 	l := k.l
 	k.until = sent.Add(k.ttl - l.opts.drift(k.ttl))
@@ -175,8 +175,8 @@ func (c *lockContext) Err() error {
 	return c.Context.Err()
 }
 
-// check ends the lock if its time is over. A lock that has ended already may be one whose
-// goroutine has not yet come to end the context, as the process was frozen.
+// check ends the lock if its time is over. It also ends the context of a lock that has ended
+// already: after a freeze of the process the lock's goroutine may not have done so yet.
 func (k *Lock) check() {
 	k.mu.Lock()
 	cause := k.cause

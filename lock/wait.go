@@ -203,7 +203,7 @@ func (a *asker) random(looks int) time.Duration {
 }
 
 // inVain counts the wake-ups that found the same holder. In a quorum a vote that is no part of
-// a majority is given back, which wakes waiters: also the one whose vote it was.
+// a majority is given back. That wakes all waiters, even the voter itself.
 func (a *asker) inVain(why *refusal) int {
 	var holder ID
 	if held := (*HeldError)(nil); errors.As(why.err, &held) {

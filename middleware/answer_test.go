@@ -128,8 +128,8 @@ func TestRequestDirectives(t *testing.T) {
 	s.is(s.do("/", "Cache-Control: max-age=0"), 200, "run 1")
 }
 
-// An origin is a handler whose answers can be changed: status, Cache-Control and
-// ETag. It answers conditions.
+// An origin is a handler with a status, a Cache-Control and an ETag that a test can
+// change. It answers conditions.
 type origin struct {
 	status     atomic.Int32
 	cc, etag   atomic.Pointer[string]

@@ -145,7 +145,7 @@ func TestPitfall37BrokenBodiesAreNotStored(t *testing.T) {
 				g := <-waiter
 				broken := g.err != nil && g.body == "half" // as the leader got it
 				if flushed := name != "panic before flush" && name != "panic without header"; broken != flushed || !broken && g.StatusCode < 500 {
-					t.Errorf("one who waits got %+v %q, %v", g.Response, g.body, g.err)
+					t.Errorf("a waiter got %+v %q, %v", g.Response, g.body, g.err)
 				}
 				synctest.Wait() // the run's turn is over
 				s.is(s.do("/"), 200, "whole page")
@@ -239,8 +239,8 @@ func TestPitfall37EndOfTheRequestsContext(t *testing.T) {
 	}
 }
 
-// pitfall 37: a goroutine that a handler has left running can't write into what
-// is stored, nor end the process.
+// pitfall 37: a goroutine that a handler has left running can't write into the
+// entry, nor end the process.
 func TestPitfall37NothingIsWrittenAfterTheHandlerReturned(t *testing.T) {
 	for _, ended := range []string{"returned", "panicked"} {
 		late := make(chan func())
@@ -348,7 +348,7 @@ func TestPitfall37OversizedBodiesStreamThrough(t *testing.T) {
 	}
 }
 
-// A handler whose response is private is held to its client's pace.
+// A handler with a private response is held to its client's pace.
 func TestPrivateRunsAreNotRecorded(t *testing.T) {
 	var written atomic.Int64
 	s := open(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {

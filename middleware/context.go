@@ -34,8 +34,8 @@ func (c *sharedContext) AfterFunc(f func()) (stop func() bool) {
 	return context.AfterFunc(c.Context, f)
 }
 
-// isNeutral reports whether a key is one of the packages whose values tell about the server,
-// the run or its trace.
+// isNeutral reports whether a key comes from a package with values that describe the
+// server, the run or its trace.
 func isNeutral(key any) bool {
 	t := reflect.TypeOf(key)
 	if t.Kind() == reflect.Pointer {

@@ -21,7 +21,7 @@ func tenantOf(ctx context.Context) string {
 	return tenant
 }
 
-// login lets users in whose session is known, as "tenant/user" here.
+// login lets users with a known session in. A session is "tenant/user" here.
 func login(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		session, err := r.Cookie("session")

@@ -49,7 +49,7 @@ func isTrace(name string, values []string) bool {
 // maxTrace is the bound of W3C Trace Context for a tracestate, in bytes.
 const maxTrace = 512
 
-// withoutTraces removes the names of the request whose run made a stored header.
+// withoutTraces removes the fields that identify the request behind a stored header.
 func withoutTraces(h http.Header) {
 	for name := range h {
 		if traces[name] || name == "Traceresponse" || name == "X-Trace-Id" || name == "X-Amzn-Requestid" {

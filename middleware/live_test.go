@@ -16,7 +16,7 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// A reading is a GET whose body is read as it comes.
+// A reading is a GET. Its body is read as it comes.
 type reading struct {
 	*http.Response
 	body  *bufio.Reader

@@ -90,7 +90,7 @@ type Options struct {
 	// that shared runs therefore get. Authorization and Cookie can't be among them.
 	Headers []string
 	// Cookies lists the cookies that tell responses apart. Others are removed from shared
-	// runs, whose handler may take the client for one that is not logged in. A response of
+	// runs: their handler may take the client for one that is not logged in. A response of
 	// such a run that can't be shared goes to no client: the request has another run, with
 	// all cookies. Nil: a request with any cookie counts as personal; empty and not nil: no
 	// cookie matters.
@@ -100,7 +100,7 @@ type Options struct {
 	// Default none.
 	Key func(*http.Request) string
 	// Context lists keys of context values that shared runs get from the request that starts
-	// them: a router's parameters, say. It must list no key whose value tells users apart.
+	// them: a router's parameters, say. It must list no key with a value that tells users apart.
 	// Always: values of net/http and of profiles, and the span of OpenTelemetry. Runs of
 	// requests with credentials have all values. Default none.
 	Context []any
@@ -147,9 +147,9 @@ type Options struct {
 	// 4.4), and NoPages if the response is a redirect to a login page, by its words.
 	Invalidates func(r *http.Request, status int) Scope
 	// MaxPages bounds the pages that this process keeps in the store, with all their
-	// variants. A further one takes the place of the one that this process has stored or
-	// served longest ago. It bounds the memory that unique queries take, and each bounds
-	// that of its own process. Default 0: none.
+	// variants. A further page replaces the page that this process stored or served longest
+	// ago. MaxPages bounds the memory that unique queries take. Each process has a bound of
+	// its own. Default 0: none.
 	MaxPages int
 
 	// # How long a request waits
@@ -212,7 +212,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// validate returns all mistakes in options whose defaults are filled in, except those that
+// validate returns all mistakes in options with filled-in defaults, except those that
 // guard.New finds.
 func (o Options) validate() error {
 	var errs []error

@@ -56,8 +56,8 @@ func (a *reply) otherMethod() {
 	pw.run(a.next, a.m.site.withVia(r))
 }
 
-// asReceived returns a request whose URL has the prefix of a mount, and no scheme and host:
-// keys are made of those of the connection and of Host.
+// asReceived returns a request with a URL that has the prefix of a mount, and no scheme and
+// host: keys are made of those of the connection and of Host.
 func asReceived(r *http.Request) *http.Request {
 	r2, u := *r, *r.URL
 	r2.Header = r.Header.Clone()

@@ -172,7 +172,7 @@ func (empty) Spend(context.Context, guard.Spending) (guard.Expense, error) {
 func (empty) Exhausted(guard.Priority) bool { return false }
 func (empty) Known() guard.BudgetState      { return guard.BudgetState{} }
 
-// quarantined is a store whose keys keep killing processes.
+// quarantined is a store that answers each acquire with a quarantine.
 func quarantined(s cache.Store) cache.Store {
 	t := tap.New(s)
 	t.OnAcquire = func(requests []store.Request) []store.Answer {

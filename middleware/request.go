@@ -220,10 +220,10 @@ func (a *asked) varying(nominated []string) *http.Request {
 	return &http.Request{Method: http.MethodGet, Host: a.sharedHost(), Header: a.header(nominated)}
 }
 
-// Shared reports whether a request's context is that of a run which was given only the
-// common parts of the requests for its page, and whose response may answer them all. Other
-// runs were given their request's credentials. Their response, if it says public, is shared
-// with other requests that have credentials.
+// Shared reports whether a request's context belongs to a shared run. A shared run was given
+// only the common parts of the requests for its page, and its response may answer them all.
+// Other runs were given their request's credentials. Their response, if it says public, is
+// shared with other requests that have credentials.
 func Shared(ctx context.Context) bool {
 	r := httpcache.RunOf(ctx)
 	return r != nil && r.Shared

@@ -19,11 +19,11 @@ import (
 
 // A run is one run of the handler that may answer several requests. Its goroutine owns
 // the turn of a key: it decides at the header about the response, and ends the
-// turn when the body is whole. The handler writes into a recording. The client whose
-// request started the run reads along, at its own pace.
+// turn when the body is whole. The handler writes into a recording. The client that
+// started the run reads along, at its own pace.
 //
-// A run whose response is for that client alone is private: its handler is held to the
-// client's pace and ends with the client, as without a cache, and nothing is kept.
+// A run is private if its response is for that client alone. Its handler is held to the
+// client's pace and ends with the client, as without a cache. Nothing is kept.
 type run struct {
 	m     *Middleware
 	next  http.Handler
@@ -71,7 +71,7 @@ type run struct {
 	mu       sync.Mutex // guards status until decide, and these
 	written  int64
 	private  bool
-	live     *httpcache.Live // what requests that wait follow; nil: nothing yet
+	live     *httpcache.Live // the rest of the page, for waiters; nil: none yet
 	done     bool
 	hijacked bool
 	trailer  http.Header
@@ -115,8 +115,8 @@ func (r *run) take(turn *guard.Turn[*httpcache.Page]) {
 	r.notOver = context.AfterFunc(turn.Context(), func() { r.turnOver(context.Cause(turn.Context())) })
 }
 
-// tooLong is called after FetchTimeout. A run whose header has come goes on for its client
-// alone, and its key is marked: the next herd would wait in vain as well.
+// tooLong is called after FetchTimeout. If its header has come, the run goes on for its
+// client alone. Its key is marked: the next herd would wait in vain as well.
 func (r *run) tooLong() {
 	r.mu.Lock()
 	headless, turn, notOver := r.status == 0, r.turn, r.notOver

@@ -12,8 +12,9 @@ import (
 	"github.com/stampedeguard/stampede/middleware"
 )
 
-// The lifetime of what is made here counts from when its header is there: a handler that
-// takes longer is shared all the same, with those who wait and for as long as it is said.
+// The lifetime of a response that the handler makes counts from the time of its header. A
+// handler may take longer than that lifetime: its response is still shared with the waiters,
+// and is then fresh for its whole lifetime.
 func TestHandlerSlowerThanItsLifetimeIsShared(t *testing.T) {
 	for name, c := range map[string]struct {
 		o    middleware.Options
@@ -33,7 +34,7 @@ func TestHandlerSlowerThanItsLifetimeIsShared(t *testing.T) {
 				atOnce(10, func() { once(h) })
 				time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
 				if once(h); runs.Load() != 1 {
-					t.Errorf("%d runs for those who came within its lifetime, want 1", runs.Load())
+					t.Errorf("%d runs for requests within its lifetime, want 1", runs.Load())
 				}
 				time.Sleep(time.Second/2 + time.Millisecond)
 				if once(h); runs.Load() != 2 {
@@ -44,7 +45,7 @@ func TestHandlerSlowerThanItsLifetimeIsShared(t *testing.T) {
 	}
 }
 
-// What comes from elsewhere, through a proxy's handler, has aged on its way.
+// A response from another server, through a proxy's handler, has aged on its way.
 func TestResponseFromElsewhereAgesWhileItIsFetched(t *testing.T) {
 	for _, field := range []string{"Date", "Age"} {
 		t.Run(field, func(t *testing.T) {

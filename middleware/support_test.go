@@ -64,7 +64,7 @@ func openOn(t *testing.T, store cache.Store, o middleware.Options, h http.Handle
 	return openAt(t, store, nil, o, h)
 }
 
-// openInBubble starts a site in a bubble, whose connections are in memory.
+// openInBubble starts a site in a bubble, with connections in memory.
 func openInBubble(t *testing.T, o middleware.Options, h http.HandlerFunc) *site {
 	t.Helper()
 	t.Cleanup(func() { time.Sleep(time.Minute) }) // handlers return
@@ -108,7 +108,7 @@ func openAt(t *testing.T, store cache.Store, at *pipes, o middleware.Options, h 
 	return s
 }
 
-// pipes is a listener whose connections are in memory.
+// pipes is a listener with connections in memory.
 type pipes struct {
 	conns chan net.Conn
 	over  chan struct{}
@@ -248,8 +248,8 @@ func (s *site) is(g got, status int, body string) {
 	}
 }
 
-// hit fails the test unless the response came from what is stored, or is about to
-// be: the client that started a run needn't wait for that.
+// hit fails the test unless the response came from an entry, or from a run that is
+// about to store one: the client that started that run needn't wait for the store.
 func (s *site) hit(g got) {
 	s.Helper()
 	if !strings.Contains(g.status(), ";hit") && !strings.Contains(g.status(), ";stored;collapsed") {

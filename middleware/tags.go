@@ -74,9 +74,9 @@ func (t *tagger) fit(tags []string) bool {
 		!slices.ContainsFunc(tags, func(tag string) bool { return len(tag) > maxTagSize })
 }
 
-// setConditions asks the handler for a 304 if it can know the stale response. It does not
-// know an ETag that was made here, for whose sake it would ignore If-Modified-Since (RFC
-// 9110, 13.1.3). A response whose tags are not known from its header is fetched in full.
+// setConditions asks the handler for a 304 if it can know the stale response. The handler
+// does not know an ETag that MakeETag added, and would ignore If-Modified-Since because of it
+// (RFC 9110, 13.1.3). If its header does not show its tags, a response is fetched in full.
 func setConditions(h http.Header, stale *httpcache.Page, makesETag bool) bool {
 	if stale.HidesTags {
 		return false
@@ -89,7 +89,7 @@ func setConditions(h http.Header, stale *httpcache.Page, makesETag bool) bool {
 	return rfc9111.SetConditions(h, about)
 }
 
-// madeETag is the ETag of a body whose handler gave it none.
+// madeETag is the ETag of a body that has none from its handler.
 func madeETag(body []byte) string {
 	sum := sha256.Sum256(body)
 	return `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`

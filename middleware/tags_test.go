@@ -107,7 +107,7 @@ func TestPurgeTagMeetsRunsUnderWay(t *testing.T) {
 	}
 }
 
-// What can't carry its tags isn't shared, as it couldn't be purged.
+// A response that can't carry its tags isn't shared, as no tag could purge it.
 func TestTooManyTags(t *testing.T) {
 	var many []string
 	for i := range 17 {

@@ -29,8 +29,8 @@ func (e *statusError) Error() string {
 // Unwrap returns the error that stands for the status in other processes.
 func (e *statusError) Unwrap() error { return httpcache.StatusError(e.status) }
 
-// refreshPause is the pause after a refresh in the background whose response can't be
-// shared, in which the stale page is served on.
+// refreshPause is the pause after a refresh in the background with a response that can't be
+// shared. The stale page is served meanwhile.
 const refreshPause = time.Second
 
 // pausing is an error with the pause that is to follow it. After a run that a request asked

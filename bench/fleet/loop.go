@@ -27,7 +27,7 @@ func (c *child) names(o Order) []string {
 	return names
 }
 
-// preset stores all keys of an order, and reads them then if it says so.
+// preset stores all keys of an order, and then reads them if Order.Read is set.
 func (c *child) preset(o Order) error {
 	origin := c.origin(o)
 	err := c.each(o, func(ctx context.Context, key string) error { return c.fill(ctx, key, origin) })

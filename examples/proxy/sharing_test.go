@@ -14,7 +14,7 @@ import (
 
 // A client with credentials never gets the response to another client, by any detour,
 // unless the upstream says that the response is for all.
-func TestNobodySeesWhatAnotherWasSent(t *testing.T) {
+func TestRequestsSeeNoResponseOfAnotherUser(t *testing.T) {
 	identities := map[string]func(who string) string{
 		"Authorization": func(who string) string { return "Bearer " + who },
 		"Cookie":        func(who string) string { return "session=" + who },

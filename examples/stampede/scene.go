@@ -135,8 +135,8 @@ func (s *stage) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// awaitResults waits for the callers of all processes, and kills a process if the
-// scene says so.
+// awaitResults waits for the callers of all processes. It kills a process if the scene
+// plans that.
 func (s *stage) awaitResults(ctx context.Context) error {
 	var victim *member
 	var execute <-chan time.Time

@@ -50,7 +50,7 @@ func TestAllInvalidLimitsAndOptionsAreReported(t *testing.T) {
 		"Namespace", "RedisTimeout", "SlotTTL", "MaxPause", "Processes",
 	} {
 		if err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("nothing is said of %q in: %v", what, err)
+			t.Errorf("%q is missing in: %v", what, err)
 		}
 	}
 }
@@ -235,7 +235,7 @@ func TestWaitEndsWithItsContextAndCostsNothing(t *testing.T) {
 		}
 		time.Sleep(700 * time.Millisecond)
 		if !spend(b, guard.Normal) {
-			t.Error("the slot was lost with the one who gave up")
+			t.Error("the slot was lost with the caller that gave up")
 		}
 	})
 }
@@ -731,7 +731,7 @@ func TestRefusalIsNotAskedForAgainByEachCaller(t *testing.T) {
 			t.Errorf("%d commands for 10,000 refusals at one time", n)
 		}
 		if !all[0].Exhausted(guard.Normal) || !all[0].Exhausted(guard.Background) || all[0].Exhausted(guard.Critical) {
-			t.Error("what is known is that Normal, and so Background, is exhausted")
+			t.Error("Normal, and so Background, should be known to be exhausted, and Critical should not")
 		}
 	})
 }
@@ -764,7 +764,7 @@ func TestClosedBudgetGrantsNothing(t *testing.T) {
 			t.Error(err)
 		}
 		if err := <-waits; !errors.Is(err, budget.ErrClosed) {
-			t.Errorf("the one who waited got %v", err)
+			t.Errorf("the waiter got %v", err)
 		}
 		if _, err := b.Spend(context.Background(), guard.Spending{}); !errors.Is(err, budget.ErrClosed) || !strings.Contains(err.Error(), `"vendor"`) {
 			t.Errorf("Spend: %v", err)

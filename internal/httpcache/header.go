@@ -39,9 +39,9 @@ func ShortKey(part string) string {
 	return part[:maxKey/2] + "\n#" + hex.EncodeToString(sum[:])
 }
 
-// CanonicalHeader returns a copy of a header whose names are all spelled as package
-// rfc9111 looks for them. Code that writes to the map may spell them otherwise, and
-// net/http sends them: to a client, set-cookie is Set-Cookie.
+// CanonicalHeader returns a copy of a header with all names in the spelling that package
+// rfc9111 looks for. Code that writes to the map may spell them otherwise, and net/http
+// sends them: to a client, set-cookie is Set-Cookie.
 func CanonicalHeader(h http.Header) http.Header {
 	c := h.Clone()
 	for name, values := range h {

@@ -12,9 +12,9 @@ import (
 // lost one costs runs that might have been shared, and never shows a page to the wrong
 // client.
 //
-// A key whose responses can't be shared is marked in the store. Requests for it then run the
-// handler side by side. The process remembers a mark for a moment, so that not every
-// request for a private page asks Redis.
+// If the responses of a key can't be shared, the store holds a mark for the key. Requests
+// for it then run the handler side by side. The process remembers a mark for a moment, so
+// that not every request for a private page asks Redis.
 type Notes struct {
 	seed maphash.Seed
 
@@ -84,8 +84,8 @@ func (m *Notes) Remove(key string) {
 	}
 }
 
-// ToLift reports whether a run that began at a time, and whose response could be shared, is
-// to lift the key's mark. The mark may have been lifted since.
+// ToLift reports whether a run with a response that could be shared is to lift the key's
+// mark. began is the start of the run. The mark may have been lifted since.
 func (m *Notes) ToLift(key string, began time.Time) (lift bool) {
 	m.change(key, func(n *Note) {
 		if lift = n.lifted.IsZero() || began.After(n.lifted); lift {

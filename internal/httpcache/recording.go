@@ -188,7 +188,7 @@ func (r *Recording) Flush() error {
 	return nil
 }
 
-// Record writes and flushes a body to its end, whose size is expected; -1: unknown.
+// Record writes and flushes a body to its end. size is the expected size; -1: unknown.
 // It returns nil at the end, ErrTooLong if there is more than the bound, or the body's
 // error. After ErrTooLong it may be called again once the recording is paced.
 func (r *Recording) Record(body io.Reader, size int64) error {
@@ -332,7 +332,7 @@ func (rd *Reader) Next() (part []byte, flush, done bool) {
 		return nil, false, true
 	}
 	part = r.buf[rd.pos-r.base:]
-	if r.paced && len(part) > scratch { // so that the pace and the bound count what has been passed on
+	if r.paced && len(part) > scratch { // so that the pace and the bound count only parts that were passed on
 		return part[:scratch], false, false
 	}
 	flush, rd.flushes = rd.flushes != r.flushes, r.flushes

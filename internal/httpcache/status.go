@@ -8,7 +8,7 @@ import (
 )
 
 // ErrRejected is wrapped by every error that StatusError returns. It also stands for a
-// failure whose status has no error of its own.
+// failure with a status that has no error of its own.
 var ErrRejected = errors.New("httpcache: the answer was a failure")
 
 // Errors of runs and calls that answer none of the requests that waited for them.

@@ -11,7 +11,7 @@ const (
 // conformance is the suite of the contract, in fake time on the embedded server.
 var conformance = Test(redisStore, "TestEmbeddedConformsInFakeTime")
 
-// insistent stores an entry whose lease is gone.
+// insistent stores an entry after its lease is gone.
 var insistent = Patch{
 	redisStore, "			all[i] = store.Returned{OK: err == nil && (sent[i].Releases()",
 	`			if sent[i].Entry != nil && err == nil && answer.value != int64(1) {

@@ -44,7 +44,7 @@ func Test(pkg string, names ...string) Check {
 	return Check{Package: pkg, Run: "^(" + strings.Join(names, "|") + ")$"}
 }
 
-// The simulator is a package whose one test plays seeds.
+// The simulator is a package with one test that plays seeds.
 const (
 	simulator     = "internal/harness/sim"
 	simulatorTest = "TestSim"

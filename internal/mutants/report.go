@@ -23,7 +23,7 @@ func WriteTable(w io.Writer, results []Result) error {
 	return err
 }
 
-// Summary counts the results by verdict, and names what is wrong.
+// Summary counts the results by verdict, and lists the mutants that are not OK.
 func Summary(results []Result) string {
 	count := map[Verdict]int{}
 	cpu := 0.0

@@ -22,7 +22,7 @@ const timeout = 10 * time.Minute
 // not end is a violation.
 func (c Check) timeout() time.Duration { return timeout + time.Duration(c.Seeds)*time.Second }
 
-// A Verdict says what became of a mutant.
+// A Verdict is the outcome of a mutant's check.
 type Verdict string
 
 const (
@@ -32,12 +32,12 @@ const (
 	Broken     Verdict = "broken"     // the mutant says nothing, see Result.Detail
 )
 
-// A Result is a mutant and what became of it.
+// A Result is a mutant and its verdict.
 type Result struct {
 	Name    string  `json:"name"`
 	Verdict Verdict `json:"verdict"`
 	Check   string  `json:"check"`
-	Detail  string  `json:"detail,omitempty"` // how the check failed, or what is wrong with the mutant
+	Detail  string  `json:"detail,omitempty"` // how the check failed, or the mistake in the mutant
 	Seconds float64 `json:"seconds"`
 	CPU     float64 `json:"cpu_seconds"` // of building the check and of running it
 }
@@ -54,7 +54,7 @@ type Options struct {
 }
 
 // Run tries the mutants, and returns their results in the order of the list. It
-// stops when ctx ends: what is not tried then is broken.
+// stops when ctx ends: mutants that are not tried by then are broken.
 func Run(ctx context.Context, all []Mutant, opts Options) []Result {
 	results := make([]Result, len(all))
 	slots := make(chan struct{}, cmp.Or(opts.Parallel, 2))
@@ -81,7 +81,7 @@ func Run(ctx context.Context, all []Mutant, opts Options) []Result {
 }
 
 // Baseline runs the checks of the mutants without any patch, and returns those that
-// fail: what they find is not the mutants' doing.
+// fail: no mutant causes such a failure.
 func Baseline(ctx context.Context, all []Mutant, opts Options) []Result {
 	checks := map[string]Check{}
 	var order []string
@@ -181,7 +181,7 @@ func (m *Mutant) overlay(root, dir string) (string, error) {
 	return path, os.WriteFile(path, b, 0o600)
 }
 
-// judge reads what the check has printed.
+// judge derives the result from the output of the check.
 func (m *Mutant) judge(out string, err error) Result {
 	var exit *exec.ExitError
 	failed := strings.Contains(out, "--- FAIL: ") || strings.Contains(out, "panic: ") || strings.Contains(out, "fatal error: ")
@@ -217,7 +217,7 @@ func reason(out string) string {
 	return best
 }
 
-// isFailure reports whether a line is what a test says on failing: "file_test.go:12: …".
+// isFailure reports whether a line is the message of a failing test: "file_test.go:12: …".
 func isFailure(line string) bool {
 	file, rest, ok := strings.Cut(line, ".go:")
 	if !ok || strings.ContainsAny(file, " \t/") {

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Validate returns all that is wrong with the mutants: names that are not their
-// own, patches whose text does not occur exactly once, and checks that do not
-// exist.
+// Validate returns all mistakes in the mutants: missing and repeated names, mutants
+// without a patch, patches with a text that does not occur exactly once, and checks
+// that do not exist.
 func Validate(all []Mutant, root string) error {
 	var errs []error
 	names := map[string]bool{}

@@ -18,7 +18,7 @@ import (
 
 var errCall = errors.New("no answer")
 
-// dialing is a node whose dials are answered by dial.
+// dialing is a node that connects with dial.
 func dialing(t *testing.T, dial func(context.Context) (net.Conn, error)) *outage.Node {
 	client := redis.NewClient(&redis.Options{
 		Addr: "10.0.0.7:6379", Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },

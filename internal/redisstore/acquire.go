@@ -12,9 +12,9 @@ import (
 
 // Acquire implements [store.Store]: one pipeline on each node for every 2000 keys. An
 // acquire that was not answered is sent once more with a new token, unless Request.Once is
-// set; one that met this process's own subscription missing waits for that; and a lease of
-// this process whose grant was never answered is replaced. All of that may take a few times
-// RedisTimeout.
+// set. An acquire that found this process's own subscription missing waits for it. A lease
+// of this process is replaced if its grant was never answered. All of that may take a few
+// times RedisTimeout.
 func (s *Store) Acquire(ctx context.Context, requests []store.Request) []store.Answer {
 	if len(requests) == 1 {
 		return []store.Answer{s.acquireFully(ctx, &requests[0])}
@@ -239,8 +239,7 @@ func (s *Store) answeredLate(late []reply, asking func(i int) *asking) {
 // classified is a reply with its error classified.
 func classified(n *node, op string, r reply) reply { return reply{r.value, n.classify(op, r.err)} }
 
-// entered takes the answer to an acquire into the ledger and returns what its caller is
-// told.
+// entered takes the answer to an acquire into the ledger and returns the caller's answer.
 func (s *Store) entered(q *asking, r reply) store.Answer {
 	a := store.Answer{Err: r.err}
 	if r.err == nil {

@@ -12,9 +12,9 @@ import (
 // there. The clock is never slow, and fast by the round trip of the last TIME at the most,
 // so that no entry looks younger than it is.
 //
-// Two cases are beyond it. A failover may lead to a server whose clock is behind: its
-// entries look younger by that, and expire later by that, as expiries go by the same
-// clock. And a virtual machine that was halted may not know for clockEvery.
+// Two cases are beyond it. After a failover the new server's clock may be behind. Entries
+// then look younger and expire later by the difference, as expiries go by the same clock.
+// And a virtual machine that was halted may not know for clockEvery.
 type clock struct{ last atomic.Pointer[clockReading] }
 
 type clockReading struct {

@@ -181,7 +181,7 @@ func TestFailoverShiftsAgesByTheClocks(t *testing.T) {
 // A failover leads the connections that a client makes from now on to another server.
 type failover struct{ replaced atomic.Bool }
 
-// failingOver is a client whose connections live for a second.
+// failingOver is a client with connections that live for a second.
 func failingOver(t *testing.T, old, now *redistest.Embedded) (*failover, *redis.Client) {
 	t.Helper()
 	f := &failover{}

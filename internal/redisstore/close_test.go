@@ -131,7 +131,7 @@ func TestCloseReleasesGrantsItOvertakes(t *testing.T) {
 	}, releases)
 }
 
-// A lease whose fill is lost is to end, and one whose fill is late must not outlast it.
+// After a lost fill the lease must still end. After a late fill it must not outlast the fill.
 func TestLeaseIsNotRenewedWhileItIsReturned(t *testing.T) {
 	g := newGate(hasKeys(5)) // fill
 	bubble(t, redisstore.Options{}, g, func(t *testing.T, s *redisstore.Store, server *redistest.Embedded) {

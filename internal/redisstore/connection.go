@@ -49,7 +49,7 @@ type connection struct {
 	gone   chan struct{} // closed by close
 
 	// spent has ended since the connection was dialed, and is the context of all further
-	// calls of ps. A PubSub whose connection fails dials a new one before Receive or a write
+	// calls of ps. If its connection fails, a PubSub dials a new one before Receive or a write
 	// returns. Until then the loss would be unknown, and messages may have been missed by the
 	// time the new connection is up. On a context that has ended that dial fails at once.
 	spent context.Context

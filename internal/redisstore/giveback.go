@@ -29,8 +29,8 @@ func (s *Store) Return(ctx context.Context, returns []store.Return) []store.Retu
 	return all
 }
 
-// giveBack ties the entries and sends the scripts of the leases. It does not look at what
-// the ledger says of them.
+// giveBack ties the entries and sends the scripts of the leases. It does not look at their
+// records in the ledger.
 func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Returned {
 	all := make([]store.Returned, len(returns))
 	sent := slices.Clone(returns)
@@ -90,8 +90,8 @@ func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Re
 	return all
 }
 
-// gaveBack takes in what became of an attempt to give a lease back. If Redis has not
-// answered, others follow.
+// gaveBack takes the result of giving a lease back into the ledger. If Redis has not
+// answered, the lease is given back again.
 func (s *Store) gaveBack(r *store.Return, err error, start time.Time, ttl time.Duration) {
 	switch {
 	case errors.Is(err, store.ErrClosed): // Close releases it

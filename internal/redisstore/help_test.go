@@ -92,7 +92,7 @@ func mustSet(t testing.TB, s store.Store, key, payload string) {
 	}
 }
 
-// reads checks what is stored under a key.
+// reads checks that a fresh entry with the payload is stored under a key.
 func reads(t testing.TB, s store.Store, key, payload string) *store.Reading {
 	t.Helper()
 	r, err := read(context.Background(), s, key)

@@ -42,7 +42,7 @@ func isAcquire(cmd redis.Cmder) bool {
 	return isScript(cmd) && len(args) > 2 && args[2] == 6
 }
 
-// A gate holds round trips up whose first command is of the given kind: on their way to
+// A gate holds up round trips that begin with a command of the given kind: on their way to
 // Redis, or on their way back. It counts the commands of all round trips.
 type gate struct {
 	redistest.Counter
@@ -144,8 +144,8 @@ func (h *wall) hook() redis.Hook {
 	})
 }
 
-// bubble runs a test in fake time, on a store on an embedded server whose subscription is
-// live. The hooks are the client's.
+// bubble runs a test in fake time, on a store on an embedded server. The store's
+// subscription is live. The hooks are the client's.
 func bubble(t *testing.T, opts redisstore.Options, hook redis.Hook, test func(t *testing.T, s *redisstore.Store, server *redistest.Embedded), further ...redis.Hook) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -192,7 +192,7 @@ func (l *ledger) orphan(t store.Token) bool {
 	return r == nil || r.state == unanswered
 }
 
-// held and unanswered list what Close has to give back.
+// held and unanswered list the leases that Close has to give back.
 func (l *ledger) held() []owned {
 	return l.list(func(r *record) bool { return r.state == held || r.state == lost || r.state == giving })
 }
@@ -282,8 +282,8 @@ func (s *Store) renewLoop() {
 	}
 }
 
-// renew extends leases, those of one node in one pipeline. A lease whose renewal is not
-// answered is tried again when it is next due.
+// renew extends leases, those of one node in one pipeline. A renewal that is not answered
+// is sent again when it is next due.
 func (s *Store) renew(batch []renewal) {
 	names := make([]string, len(batch))
 	for i, r := range batch {

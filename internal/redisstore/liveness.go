@@ -86,7 +86,7 @@ func (l *liveness) withdrawLocked(sub *subscription) bool {
 }
 
 // Liveness returns nil while the store watches whether the holders of leases are alive.
-// Otherwise its error says why it does not and what to do.
+// Otherwise its error names the reason and the remedy.
 func (s *Store) Liveness() error {
 	l := &s.liveness
 	l.mu.Lock()
@@ -100,7 +100,7 @@ func (s *Store) Liveness() error {
 	return nil
 }
 
-// A sight is what looks have told of a node's subscription. It is the owner's.
+// A sight holds the results of looks at a node's subscription. It is the owner's.
 type sight struct {
 	seenSince   time.Time // zero if the last look did not see it
 	unseenSince time.Time // zero if the last look saw it
@@ -114,7 +114,7 @@ type sight struct {
 	left        bool // the liveness channel is being left
 }
 
-// A lossOf is what liveness is off for the want of.
+// A lossOf is the reason why liveness is off.
 type lossOf int
 
 const (
@@ -225,8 +225,8 @@ func (s *Store) awaitSubscription(ctx context.Context, key string, asked, deadli
 	}
 	u := n.sub
 	u.post(func() {
-		// The acquire may have been carried out by another server than this node's, as when a
-		// slot moves, so what looks have told stays until the next.
+		// Another server than this node's may have carried the acquire out, as when a slot
+		// moves. So the results of earlier looks stay until the next look.
 		u.unseen(asked)
 		if u.trusted() {
 			u.look()

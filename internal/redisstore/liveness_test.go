@@ -471,7 +471,7 @@ func TestFeedsGoDownEvenIfTheClientDials(t *testing.T) {
 	}
 }
 
-// A connection whose writes are stuck counts as lost: nothing can be subscribed to.
+// A connection with stuck writes counts as lost: it can't send a SUBSCRIBE.
 func TestStuckWriteIsALoss(t *testing.T) {
 	server := redistest.RunEmbedded(t) // in fake time the client's mutex could not be waited for
 	l, client := lineTo(t, server, true)

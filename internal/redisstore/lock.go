@@ -186,8 +186,8 @@ func (s *Store) lockedLate(op *store.LockOp, names *lockNames, r reply) {
 	s.spawnCall(func() { _, _ = s.releaseLock(context.Background(), &release, names) })
 }
 
-// diverted has a client whose calls are bounded carry out the commands of locks. Such a
-// client has lost the hooks of the one that it was made of, so this is the innermost of them.
+// diverted has a client with bounded calls carry out the commands of locks. Such a client
+// has lost the hooks of the one that it was made of, so this is the innermost of them.
 type diverted struct {
 	s    *Store
 	lone *redis.Client

@@ -17,8 +17,8 @@ type exchanged struct {
 }
 
 // exchange starts the requests for names, which stand for the keys of a call: those of one
-// node together, in parts of manyKeys and, by size, of manyBytes. Names whose node is
-// unknown are given to failed. The requests run side by side; await each.
+// node together, in parts of manyKeys and, by size, of manyBytes. Names without a known
+// node are given to failed. The requests run side by side; await each.
 func (s *Store) exchange(ctx context.Context, names []string, size func(i int) int, failed func(i int, err error), build func(n *node, places []int) (*queue, *request)) []exchanged {
 	var xs []exchanged
 	for _, g := range s.byNode(names, failed) {

@@ -18,8 +18,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/storetest"
 )
 
-// trips is a hook that counts round trips, but for PINGs and what a connection begins with,
-// and calls a function after each pipeline of scripts.
+// trips is a hook that counts round trips of reads and scripts. It calls a function after
+// each pipeline of scripts.
 type trips struct {
 	mu    sync.Mutex
 	n     int
@@ -65,8 +65,8 @@ func (h *trips) of(f func()) int {
 	return h.n - before
 }
 
-// tripped is a store on a real server whose round trips are counted, and another client of
-// the server. Its subscription is live.
+// tripped is a store on a real server, and another client of the server. The store's round
+// trips are counted. Its subscription is live.
 func tripped(t *testing.T, opts redisstore.Options) (*redisstore.Store, *trips, *redis.Client) {
 	t.Helper()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
@@ -200,7 +200,7 @@ func TestScriptsFollowSlotsThatMoveApart(t *testing.T) {
 	fillsOf(t, s.Acquire(ctx, requests))
 }
 
-// What a pipeline granted, and whose answer was lost, is the caller's all the same.
+// The caller gets the leases that a pipeline granted, even if the answers were lost.
 func TestGrantsWithoutAnswersAreReplaced(t *testing.T) {
 	for name, lost := range map[string]func(i int) bool{"all": all, "from the 20th on": func(i int) bool { return i >= 20 }} {
 		t.Run(name, func(t *testing.T) {
@@ -288,8 +288,8 @@ func TestManyKeysHaveMoreTime(t *testing.T) {
 	})
 }
 
-// Leases that were granted together are renewed together: in a pipeline whose time goes by
-// how many they are.
+// Leases that were granted together are renewed in one pipeline. The pipeline's time limit
+// grows with the number of leases.
 func TestManyLeasesAreRenewedTogether(t *testing.T) {
 	g := &events{}
 	slow := around(func(_ context.Context, cmds []redis.Cmder, next func() error) error {

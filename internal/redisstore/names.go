@@ -41,10 +41,10 @@ func newKeyspace(namespace string) (keyspace, error) {
 // entry is the name of the key that holds k's entry; the other names of k start
 // with it.
 //
-// Redis Cluster hashes what stands between the first '{' and the next '}' of a
-// name, unless that is nothing: then it hashes the whole name, and k's keys
-// would lie in different slots. So a key that is empty or starts with '}' gets
-// a '%' in front, and so does one that starts with '%', to keep names apart.
+// Redis Cluster hashes the part between the first '{' and the next '}' of a
+// name. If that part is empty, it hashes the whole name, and k's keys would
+// lie in different slots. So a key that is empty or starts with '}' gets a '%'
+// in front, and so does a key that starts with '%', to keep names apart.
 func (s keyspace) entry(k string) string {
 	switch {
 	case len(k) > maxKeyInName:

@@ -20,8 +20,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/storetest"
 )
 
-// A pause is a hook that holds commands back while a server does something else. A command
-// whose context ends first is not sent.
+// A pause is a hook that holds commands back while a server does something else. If its
+// context ends first, a command is not sent.
 type pause struct{ until, each atomic.Int64 } // Unix nanoseconds; nanoseconds
 
 func (p *pause) begin(d time.Duration) { p.until.Store(time.Now().Add(d).UnixNano()) }
@@ -235,7 +235,7 @@ func calls(t *testing.T, s store.Store) map[string]func() error {
 	}
 }
 
-// ErrClosed comes before what is known of the node.
+// On a closed store ErrClosed wins over the error of an open breaker.
 func TestClosedStoreSaysSoDuringAnOutage(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	s := opened(t, server.Client(), redisstore.Options{})

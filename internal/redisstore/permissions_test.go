@@ -64,7 +64,7 @@ func TestUserWithTheDocumentedPermissionsIsEnough(t *testing.T) {
 	}
 }
 
-// works goes once through what a store does, and closes it.
+// works goes once through the operations of a store, and closes it.
 func works(t *testing.T, s *redisstore.Store) {
 	t.Helper()
 	ctx := context.Background()

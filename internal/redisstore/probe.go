@@ -15,7 +15,7 @@ import (
 
 // This file finds out, when a store is made, whether Redis lets it do its work.
 
-// probe asks Redis once for what the store will need, so that a missing permission shows
+// probe runs each command that the store needs once, so that a missing permission shows
 // at the start. A Redis that can't be reached is no error.
 func (s *Store) probe() error {
 	ctx, cancel := context.WithTimeout(s.ctx, 4*s.opts.RedisTimeout)

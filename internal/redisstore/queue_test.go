@@ -22,8 +22,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/storetest"
 )
 
-// gated is a store on a real server whose round trips can be held up, and another client
-// of the server. Its subscription is live.
+// gated is a store on a real server, and another client of the server. The gate can hold
+// the store's round trips up. The store's subscription is live.
 func gated(t *testing.T, of func(redis.Cmder) bool, opts redisstore.Options) (*redisstore.Store, *gate, *redis.Client) {
 	t.Helper()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})

@@ -42,8 +42,8 @@ func (c *losingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// A script whose answer is lost may have been carried out. An acquire that was sent again
-// and executed late would bring a dead lease back to life.
+// Redis may have carried a script out even if the answer is lost. An acquire that was sent
+// again and executed late would bring a dead lease back to life.
 func TestScriptIsNotSentAgainByTheClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loses atomic.Bool

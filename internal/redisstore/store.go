@@ -105,9 +105,9 @@ func Open(client redis.UniversalClient, opts Options) (*Store, error) {
 	return s, nil
 }
 
-// checkClient refuses clients whose reads may be older than a write that was
-// acknowledged: a Delete would be no barrier behind them. A wrapper that embeds a
-// client shows that client's options.
+// checkClient refuses clients that may read data older than an acknowledged write: a
+// Delete would be no barrier behind them. A wrapper that embeds a client shows that
+// client's options.
 func checkClient(client redis.UniversalClient) error {
 	if nils.Is(client) {
 		return errors.New("cache: NewRedis: the client is nil")
@@ -130,14 +130,14 @@ func checkClient(client redis.UniversalClient) error {
 	return nil
 }
 
-// Close gives back what the store holds and ends its goroutines. While the process still
+// Close gives back the store's leases and ends its goroutines. While the process still
 // counts as alive, every lease it knows of is released. Then it leaves its liveness
-// channel, so that the script refuses an acquire that is still on its way. Then the tokens
-// are released whose acquire, fill or fail was never answered. In this order an orderly
+// channel, so that the script refuses an acquire that is still on its way. Then it releases
+// the tokens of each acquire, fill or fail that was never answered. In this order an orderly
 // shutdown is never mistaken for a death.
 //
-// It returns an error if something could not be given back, which then expires by itself.
-// Calling it again waits for the first call.
+// It returns an error if a lease could not be given back. Such a lease expires by itself.
+// Calling Close again waits for the first call.
 func (s *Store) Close() error {
 	if s.closing.Swap(true) {
 		<-s.closed
@@ -150,7 +150,7 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.await())
 }
 
-// ready returns the error of a call whose context has ended, or that comes after Close.
+// ready returns an error if the context has ended or the store is closed.
 func (s *Store) ready(ctx context.Context) error {
 	if s.closing.Load() {
 		return store.ErrClosed

@@ -35,7 +35,7 @@ const (
 )
 
 // ChangeTags implements [store.Store]. It advances the clock, and then marks the records of
-// the tags: an entry whose fetch has started by now has a stamp below that.
+// the tags. If its fetch has started by now, an entry has a stamp below that mark.
 func (s *Store) ChangeTags(ctx context.Context, what store.TagChange, tags []string) error {
 	if err := errors.Join(s.ready(ctx), store.CheckTagSizes(tags)); err != nil {
 		return err
@@ -117,9 +117,9 @@ func (s *Store) raiseClock(ctx context.Context, least store.Stamp) {
 }
 
 // tie notes with the tags of each entry that it is about to be stored, and returns the
-// error of an entry that can't be: ErrInvalidated if a tag was deleted since its stamp. An
-// entry one of whose tags was expired since is marked so. Entries without tags cost
-// nothing. A tag that has no record yet costs two round trips more.
+// error of an entry that can't be: ErrInvalidated if a tag was deleted since its stamp. If
+// a tag was expired since, the entry is marked so. Entries without tags cost nothing. A
+// tag that has no record yet costs two round trips more.
 func (s *Store) tie(ctx context.Context, entries []*store.Entry) []error {
 	errs := make([]error, len(entries))
 	var tagged []int
@@ -166,8 +166,8 @@ func (s *Store) tie(ctx context.Context, entries []*store.Entry) []error {
 	return errs
 }
 
-// ofClock returns the places whose entries have a stamp of the clock that was read. The
-// others can't be stored; err is why if the clock could not be read.
+// ofClock returns the places of the entries that have a stamp of the clock's epoch. The
+// other entries can't be stored. If the clock could not be read, err is their error.
 func ofClock(now store.Stamp, err error, entries []*store.Entry, places []int, errs []error) (same []int) {
 	for _, i := range places {
 		switch {
@@ -182,8 +182,8 @@ func ofClock(now store.Stamp, err error, entries []*store.Entry, places []int, e
 	return same
 }
 
-// A knot is what entries share that carry one tag and were good at the same time: they are
-// tied together.
+// A knot is a tag and the clock's state at which an entry was last usable. Entries that
+// share both are tied together.
 type knot struct {
 	tag   string
 	epoch store.Epoch

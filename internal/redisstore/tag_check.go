@@ -170,8 +170,8 @@ func (l *lookUp) await(ctx context.Context) []found {
 	return l.records
 }
 
-// checkTags checks the tags of readings that were just made. It returns an error for each
-// reading whose tags could not be looked up, and which may not be used.
+// checkTags checks the tags of readings that were just made. If the tags of a reading can't
+// be looked up, the reading may not be used: its error says so.
 func (s *Store) checkTags(ctx context.Context, readings []*store.Reading) []error {
 	errs := make([]error, len(readings))
 	places := map[string]int{} // of the records

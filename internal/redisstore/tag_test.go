@@ -18,7 +18,7 @@ func taggedStore(t *testing.T) (*redisstore.Store, *redistest.Server) {
 	return opened(t, server.Client(), redisstore.Options{}), server
 }
 
-// fill stores an entry with tags whose fetch starts before meanwhile and ends after it.
+// fill stores an entry with tags. Its fetch starts before meanwhile and ends after it.
 func fill(t *testing.T, s *redisstore.Store, key string, meanwhile func(), tags ...string) store.Returned {
 	t.Helper()
 	stamp, err := s.Stamp(t.Context())

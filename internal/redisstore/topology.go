@@ -16,16 +16,16 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// nodeClient is what the store asks of a single Redis node: everything that
-// isn't routed by key.
+// nodeClient has the methods for a single Redis node: everything that isn't
+// routed by key.
 type nodeClient interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 	Process(ctx context.Context, cmd redis.Cmder) error
 	AddHook(redis.Hook)
 }
 
-// clusterClient is what tells a cluster's client, or a wrapper of one, from
-// others.
+// clusterClient has the methods that tell a cluster's client, or a wrapper of
+// one, from others.
 type clusterClient interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 	ForEachMaster(ctx context.Context, fn func(context.Context, *redis.Client) error) error
@@ -51,7 +51,7 @@ type node struct {
 	cancel context.CancelFunc
 }
 
-// newNode returns a node whose subscription is not started. onProbe is called before each
+// newNode returns a node. Its subscription is not started. onProbe is called before each
 // probe of its breaker.
 func newNode(s *Store, addr string, client nodeClient, onProbe func(context.Context)) *node {
 	client.AddHook(endedDials{})
@@ -175,7 +175,7 @@ type topology interface {
 	node(name string) (*node, error)
 	// all lists the nodes there are.
 	all() []*node
-	// refresh looks again, soon, which node serves what.
+	// refresh soon looks up again which node serves which keys.
 	refresh()
 	// close ends the subscriptions and waits until they have ended. Commands
 	// still find their node.

@@ -130,8 +130,8 @@ func TestManyChannelsAreGivenBackAtOnce(t *testing.T) {
 	})
 }
 
-// A oneMaster is a cluster of one master, whose client is replaced when it comes back at
-// its old address.
+// A oneMaster is a cluster of one master. The master's client is replaced when the master
+// comes back at its old address.
 type oneMaster struct {
 	*redis.Client
 	now  atomic.Pointer[redis.Client]
@@ -208,7 +208,7 @@ func TestFeedFollowsTheCommands(t *testing.T) {
 	}
 }
 
-// onALine opens a store whose subscription goes by a line, and its commands by another
+// onALine opens a store. Its subscription goes by a line, and its commands by another
 // connection.
 func onALine(t *testing.T, opts redisstore.Options, test func(l *line, s *subscriber, server *redistest.Embedded)) {
 	t.Helper()

@@ -12,8 +12,8 @@ import (
 // alone. It is a cache.Store.
 type Store struct {
 	store.Store
-	// OnRead gets what was read of a key, alone or with others, and returns what the caller
-	// gets. It may block.
+	// OnRead gets the reading of a key, alone or with others, and returns the reading that
+	// the caller gets. It may block.
 	OnRead    func(key string, r *store.Reading, err error) (*store.Reading, error)
 	OnAcquire func(requests []store.Request) []store.Answer // nil: the store is asked
 	OnWatch   func(key string) *store.Watch

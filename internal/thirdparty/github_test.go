@@ -22,9 +22,8 @@ import (
 	"github.com/stampedeguard/stampede/middleware/transport"
 )
 
-// A fakeGitHub does with quotas and conditional requests what
-// https://docs.github.com/en/rest/using-the-rest-api says: a 304 costs nothing, and
-// with nothing left the answer is 403.
+// A fakeGitHub follows https://docs.github.com/en/rest/using-the-rest-api for quotas and
+// conditional requests: a 304 costs nothing, and with nothing left the answer is 403.
 type fakeGitHub struct {
 	*httptest.Server
 	mu        sync.Mutex
@@ -92,8 +91,8 @@ func (f *fakeGitHub) change(do func()) {
 	do()
 }
 
-// process is what a process of a fleet has: a store, a transport, and a client of
-// GitHub's API that knows nothing of either.
+// process returns the client of GitHub's API of one process of a fleet. The process has a
+// store and a transport. The client knows nothing of either.
 func process(t *testing.T, server *redistest.Server, f *fakeGitHub, token string, quota guard.Budget) *github.Client {
 	t.Helper()
 	rdb := server.Client()
@@ -156,7 +155,7 @@ func TestGitHubIsCalledOncePerFleet(t *testing.T) {
 	if calls, _, _, remaining := f.counts(); calls != 1 || remaining != 4999 {
 		t.Errorf("40 requests of two processes made %d calls, and %d of 5000 are left", calls, remaining)
 	}
-	repository(t, other, "go", "bob", 0) // who has another token asks for himself
+	repository(t, other, "go", "bob", 0) // a client with another token makes its own call
 
 	// Stale now and again: asked about, at no cost.
 	f.change(func() { f.maxAge = 0 })
@@ -169,8 +168,8 @@ func TestGitHubIsCalledOncePerFleet(t *testing.T) {
 		repository(t, b, "net", "alice", 0)
 	}
 	_, now, _, left := f.counts()
-	if now == unchanged || left < remaining-2 { // what wasn't stored yet costs
-		t.Errorf("20 requests for what is unchanged had %d 304s and cost %d", now-unchanged, remaining-left)
+	if now == unchanged || left < remaining-2 { // pages that weren't stored yet cost
+		t.Errorf("20 requests for unchanged pages had %d 304s and cost %d", now-unchanged, remaining-left)
 	}
 
 	f.change(func() { f.stars = 1 })
@@ -212,7 +211,7 @@ func TestSpentGitHubQuotaStopsCalls(t *testing.T) {
 	if calls, _, refused, _ := f.counts(); calls != 3 || refused != 0 {
 		t.Errorf("%d calls, %d of them refused, want 3 and none", calls, refused)
 	}
-	repository(t, b, "1", "alice", 0) // what is stored is there
+	repository(t, b, "1", "alice", 0) // stored entries are still served
 }
 
 func TestGitHubsRefusalIsKnownToTheFleet(t *testing.T) {

@@ -14,7 +14,7 @@ func missOne(r *run) {
 	r.arrivals(p, 1)
 }
 
-// parts is a page whose body takes so many fetch times, one part for each tenth of one.
+// parts is a page with a body that takes so many fetch times, one part for each tenth of one.
 func (r *run) parts(fetches int) (p *page, whole string) {
 	for i := range 10 * fetches {
 		whole += fmt.Sprintf("part %d of run 1,%s\n", i, strings.Repeat(".", 2000))

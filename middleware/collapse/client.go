@@ -34,7 +34,7 @@ func with(format string, args ...any) option {
 // within bounds the time until the answer is whole. 20 s by default.
 func within(d time.Duration) option { return func(q *request) { q.timeout = d } }
 
-// An answer is what a client has got.
+// An answer is the response, or the error, that a client has received.
 type answer struct {
 	status  int // 0: none
 	header  http.Header
@@ -53,7 +53,7 @@ const maxBody = 64 << 20
 // ask sends a request and reads the answer to its end.
 func (r *run) ask(p *page, opts ...option) answer { return r.askUntil(p, nil, opts...) }
 
-// askUntil stops to read when enough says so, which is told the number of bytes.
+// askUntil stops reading when enough returns true. enough gets the number of bytes so far.
 func (r *run) askUntil(p *page, enough func(n int) bool, opts ...option) (a answer) {
 	a.start = time.Now()
 	defer func() { a.end = time.Now() }()

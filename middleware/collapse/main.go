@@ -1,6 +1,6 @@
-// Command collapse tests how an HTTP cache collapses requests: whether clients that ask for
-// a page at the same time cost its origin one request, and get what they may get. The
-// command is the origin and the clients. Any cache stands between:
+// Command collapse tests how an HTTP cache collapses requests. Clients ask for a page at the
+// same time. They should cost its origin one request, and each should get a response that
+// it may get. The command is the origin and the clients. Any cache stands between:
 //
 //	collapse -cache http://127.0.0.1:8080 -origin 127.0.0.1:9000
 //

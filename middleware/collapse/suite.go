@@ -47,7 +47,7 @@ type suite struct {
 // caseTimeout bounds a case. The clients' own timeouts are shorter.
 const caseTimeout = 90 * time.Second
 
-// run runs the cases whose names match.
+// run runs the cases with names that match.
 func (s *suite) run(match *regexp.Regexp) ([]result, error) {
 	if s.clients < 4 || s.fetch < 20*time.Millisecond || s.parallel < 1 {
 		return nil, errors.New("at least 4 clients, a fetch of 20ms and one case at a time are needed")

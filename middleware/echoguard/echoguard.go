@@ -16,9 +16,9 @@ import (
 //
 // A shared run gets an echo.Context of its own, with the route and its parameters, but
 // without the values and writers that middlewares outside of this one have set for the
-// client. Middlewares inside of it can provide what the handler needs. The same goes for a
-// refresh in the background of any page. Middlewares of e.Pre that rewrite paths belong
-// outside.
+// client. Middlewares inside of it can provide the values that the handler needs. The same
+// goes for a refresh in the background of any page. Middlewares of e.Pre that rewrite paths
+// belong outside.
 //
 // A run of a request with credentials gets that request's own echo.Context, which Echo uses
 // again when the request is over. Such a request therefore ends no sooner than its run, even

@@ -77,8 +77,8 @@ func TestManyRequestsAreOneRun(t *testing.T) {
 	wg.Wait()
 }
 
-// What another middleware has Set for the client reaches runs for that client
-// alone.
+// A value that another middleware has Set for the client reaches runs for that
+// client alone.
 func TestContextValuesStayWithTheirClient(t *testing.T) {
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
 		who := func(next echo.HandlerFunc) echo.HandlerFunc {
@@ -102,8 +102,8 @@ func TestContextValuesStayWithTheirClient(t *testing.T) {
 	}
 }
 
-// A refresh in the background keeps the request waiting that set it off as little as
-// any other, also where the response is for who says who they are.
+// A refresh in the background delays no request, not even the request that started it.
+// This also holds for a request with credentials.
 func TestRefreshDelaysNoRequest(t *testing.T) {
 	var runs atomic.Int32
 	refreshing, release := make(chan struct{}), make(chan struct{})
@@ -211,7 +211,7 @@ func TestEveryPlace(t *testing.T) {
 	}
 }
 
-// What Echo's router says of a path with other methods is said still.
+// Echo's router still answers 405 for a path that has only other methods.
 func TestMethodNotAllowed(t *testing.T) {
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
 		e.Use(guarded)
@@ -263,7 +263,7 @@ func TestErrorsAreAnsweredByEcho(t *testing.T) {
 	}
 }
 
-// Half a page is nobody's: a handler that fails in the middle ends the connection.
+// Half a page is not stored: a handler that fails in the middle ends the connection.
 func TestErrorInTheMiddleIsNotStored(t *testing.T) {
 	var runs atomic.Int32
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
@@ -312,7 +312,7 @@ func TestErrorThatIsAnsweredInside(t *testing.T) {
 	}
 }
 
-// Middlewares outside see what was answered, from a run or from what is stored.
+// Middlewares outside see the status and size of a response, from a run or from an entry.
 func TestMiddlewaresOutside(t *testing.T) {
 	type seen struct {
 		status int

@@ -151,7 +151,7 @@ func TestFleetColdPage(t *testing.T) {
 	}
 	var took, bare []time.Duration
 	for n := range rounds {
-		// What it takes as many requests to be answered by nothing but a sleep.
+		// The baseline: as many requests to a handler that only sleeps.
 		bare = append(bare, together(fmt.Sprint("/bare/", n), fmt.Sprint("page ", n)))
 		took = append(took, together(fmt.Sprint("/page/", n), fmt.Sprint("page ", n)))
 		total := 0

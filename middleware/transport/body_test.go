@@ -161,8 +161,8 @@ func TestDoesNotTrustItsBaseWithLengths(t *testing.T) {
 	wantAnswer(t, ask(t, a, "http://example.com/", "Cache-Control", "only-if-cached"), 504, "")
 }
 
-// A HEAD has no body, of any length: also where the base doesn't say what it
-// answers.
+// The response to a HEAD has no body, of any length. This also holds if the base
+// sets no Request on its response.
 func TestKnowsAHeadByItsOwnRequest(t *testing.T) {
 	a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) {
 		o.Base = roundTripper(func(*http.Request) (*http.Response, error) {

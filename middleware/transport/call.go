@@ -45,7 +45,7 @@ type reply struct {
 	by304 http.Header // of the 304 that answered the call; nil: another status did
 }
 
-// An opening is a response whose header has come, and whose body is on its way.
+// An opening is a response with its header here and its body on its way.
 type opening struct {
 	d              *download
 	body           *body
@@ -348,8 +348,8 @@ func (c *call) yield(op *opening, stale *httpcache.Page) {
 	op.d.pump()
 }
 
-// giveAway ends a turn whose response is for the call's client alone, which reads it at its
-// own pace.
+// giveAway ends the turn of a response for the call's client alone. The client reads it at
+// its own pace.
 func (c *call) giveAway(turn *guard.Turn[*httpcache.Page], d *download) {
 	turn.Fill.Private = true
 	turn.Store(nil)

@@ -41,8 +41,8 @@ func TestCustomKeysKeepCredentialsOfTheURL(t *testing.T) {
 	v.wantCalls(t, 4)
 }
 
-// http.Client ends a request that took too long by closing its Cancel. What others
-// wait for goes on.
+// http.Client ends a request that took too long by closing its Cancel. The call goes
+// on for other waiters.
 func TestCallOutlivesItsClientsTimeout(t *testing.T) {
 	inFleets(t, func(t *testing.T, open openFleet) {
 		release := make(chan struct{})

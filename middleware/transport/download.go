@@ -119,7 +119,7 @@ func (d *download) end(err error) {
 	d.cancel(context.Canceled)
 }
 
-// discard ends a download whose body is not wanted. If little is left of the body, its
+// discard ends a download without the rest of its body. If little is left of the body, its
 // connection can be used again.
 func (d *download) discard() {
 	_, _ = io.CopyN(io.Discard, d.resp.Body, 16<<10)

@@ -255,7 +255,7 @@ func TestReturnsItsBasesErrors(t *testing.T) {
 	a := newTransport(t, memoryFleet(t)())
 	own, plain := failing(t, a, http.MethodGet, url), failing(t, &http.Transport{}, http.MethodGet, url)
 	if own == nil || plain == nil || own.Error() != plain.Error() {
-		t.Errorf("got %v, want what the base says: %v", own, plain)
+		t.Errorf("got %v, want the error of the base: %v", own, plain)
 	}
 }
 

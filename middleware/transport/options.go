@@ -65,8 +65,8 @@ type Options struct {
 	// feasible for passwords.
 	Secret []byte
 	// StoreSetCookie stores Set-Cookie, so that all requests that share the response get it.
-	// Default: only the request whose call it answered gets it, also with a 304; for a
-	// refresh in the background there is no such request.
+	// Default: only the request that made the call gets it, also with a 304. A refresh in
+	// the background has no such request.
 	StoreSetCookie bool
 	// Heuristic makes a response with Last-Modified and no lifetime fresh for a tenth of
 	// the time since, at most for a day. Default: it is validated.
@@ -114,9 +114,9 @@ type Options struct {
 // others needs those to be set for the others by name.
 type HostPolicy struct {
 	// TTL is how long a response is fresh that states no lifetime. Such a response is shared
-	// only by requests whose headers are equal, apart from a few that are known to be
-	// harmless and those in [Options.Harmless]. Default 0: it is validated if it can be, and
-	// not stored otherwise.
+	// only by requests with equal headers, apart from a few that are known to be harmless
+	// and those in [Options.Harmless]. Default 0: it is validated if it can be, and not
+	// stored otherwise.
 	TTL time.Duration
 	// Stale is how long after that a response that says nothing of it
 	// (stale-while-revalidate) is served while it is validated in the background.
@@ -229,7 +229,7 @@ func (p HostPolicy) withDefaults() HostPolicy {
 	return p
 }
 
-// validate returns all mistakes in options whose defaults are filled in, except those that
+// validate returns all mistakes in options with filled-in defaults, except those that
 // guard.New finds.
 func (o Options) validate() error {
 	errs := []error{o.HostPolicy.validate("")}

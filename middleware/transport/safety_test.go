@@ -39,7 +39,7 @@ func TestReadsResponsesHoweverTheirNamesAreWritten(t *testing.T) {
 		})
 		first := ask(t, a, "http://a.example/")
 		if wantAnswer(t, first, 200, "page"); name == "cookie" && first.Header.Get("Set-Cookie") != "id=1" {
-			t.Errorf("the one who asked has no cookie: %v", first.Header)
+			t.Errorf("the caller has no cookie: %v", first.Header)
 		}
 		waitUntil(t, func() bool { return len(a.Stats().InFlight) == 0 })
 		second := ask(t, a, "http://a.example/")
@@ -84,7 +84,7 @@ func TestKeepsSecretsOutOfRedis(t *testing.T) {
 	url := strings.Replace(v.URL, "http://", "http://me:s3cret-user@", 1) + "/bots3cret-path/x?api_key=s3cret-query"
 	first := ask(t, a, url, header...)
 	if first.Header.Get("Set-Cookie") == "" {
-		t.Error("the one who made the call gets no Set-Cookie")
+		t.Error("the caller gets no Set-Cookie")
 	}
 	waitStored(t, a, url, header...)
 	if ask(t, a, url, header...).Header.Get("Set-Cookie") != "" {
@@ -338,7 +338,7 @@ func TestStoresNoSetCookieOfTrailers(t *testing.T) {
 	})
 	a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) { o.StoreSetCookie = true })
 	if first := ask(t, a, v.URL); first.Trailer.Get("Set-Cookie") != "a=b" {
-		t.Errorf("the one who asked got %v", first.Trailer)
+		t.Errorf("the caller got %v", first.Trailer)
 	}
 	waitStored(t, a, v.URL)
 	second := ask(t, a, v.URL)
@@ -348,8 +348,7 @@ func TestStoresNoSetCookieOfTrailers(t *testing.T) {
 	}
 }
 
-// P2: the call that a 304 answers has lost its lease, and with that its right to change
-// what is stored.
+// P2: a call that lost its lease before its 304 arrived must not change the entry.
 func Test304WithoutALeaseLeavesNewerPages(t *testing.T) {
 	for name, control := range map[string]string{"no-store": "no-store", "vary": "max-age=60"} {
 		t.Run(name, func(t *testing.T) {

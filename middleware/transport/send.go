@@ -21,7 +21,7 @@ import (
 type attempt struct {
 	p       *HostPolicy
 	now     bool       // it does not wait for its budget
-	waiters waiters    // nil: the call is for one request, whose context it has
+	waiters waiters    // nil: the call is for one request, and has that request's context
 	sent    *time.Time // set to the time of the last attempt; nil: not
 }
 
@@ -120,7 +120,7 @@ func isHopeless(err error) bool {
 		strings.Contains(err.Error(), "unsupported protocol scheme")
 }
 
-// rewind replaces the request by a copy whose body is at its start.
+// rewind replaces the request by a copy with its body at its start.
 func rewind(req **http.Request) error {
 	if (*req).GetBody == nil || (*req).Body == nil {
 		return nil

@@ -105,7 +105,7 @@ func TestValidatesWithAnyValidator(t *testing.T) {
 			third := ask(t, a, v.URL)
 			wantCacheStatus(t, third, "hit")
 			if third.Header.Get("X-Answer") != "new" {
-				t.Error("what the 304 said isn't stored")
+				t.Error("the header of the 304 isn't stored")
 			}
 		}
 	})

@@ -79,7 +79,7 @@ func TestPurgedCallEndsWithItsClient(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		if len(ended) == 0 {
-			t.Error("the call goes on for nobody")
+			t.Error("the call goes on without a waiter")
 		}
 	})
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/stampedeguard/stampede/middleware/transport"
 )
 
-// A payingFleet is two processes in a bubble, whose calls are paid from one budget.
+// A payingFleet is two processes in a bubble. One budget pays for their calls.
 type payingFleet struct {
 	*testing.T
 	rts    [2]*transport.Transport
@@ -161,11 +161,11 @@ func TestBudgetWaitEndsWithTheRequestsDeadline(t *testing.T) {
 				_, err := f.get(i, "/3", within)
 				got <- err
 			}()
-			synctest.Wait() // the one whose deadline is short makes the call
+			synctest.Wait() // the request with the short deadline makes the call
 		}
 		left, stayed := <-got, <-got
 		if left == nil || stayed != nil {
-			f.Errorf("who could wait for a second got %v, and who could for a minute %v", left, stayed)
+			f.Errorf("with a second to wait the error is %v, with a minute %v", left, stayed)
 		}
 	})
 }
@@ -203,7 +203,7 @@ func TestSpendsNothingForRequestsThatHaveLeft(t *testing.T) {
 // A refresh waits for nothing and gives way, though its client may not have left
 // yet; and a call that others wait for doesn't, though its client has.
 func TestRefreshesGiveWayAndCallersDoNot(t *testing.T) {
-	l := budget.Limit{Rate: 1, Per: 10 * time.Second, Burst: 10} // 2 are kept from Background beyond what is from Normal
+	l := budget.Limit{Rate: 1, Per: 10 * time.Second, Burst: 10} // Background may use 2 less than Normal
 	withBudget(t, l, "max-age=1, stale-while-revalidate=600", func(f *payingFleet) {
 		for i := range 7 {
 			if _, err := f.get(0, fmt.Sprint("/", i), time.Minute); err != nil {
@@ -220,7 +220,7 @@ func TestRefreshesGiveWayAndCallersDoNot(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if len(f.calls) > 7 {
-			f.Errorf("refreshes took what is kept from them: %v", f.calls)
+			f.Errorf("refreshes took the reserve of other calls: %v", f.calls)
 		}
 	})
 	withBudget(t, every(10*time.Second), "max-age=60", func(f *payingFleet) {
@@ -343,7 +343,7 @@ func TestRequestThatRefusesStaleWaitsForTheBudget(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(2 * time.Second)
 		if a, err := f.get(0, "/1", time.Minute); err != nil || len(f.calls) != 1 {
-			f.Errorf("want what is stale, got %v, %v", a.cacheStatus(), err)
+			f.Errorf("want the stale page, got %v, %v", a.cacheStatus(), err)
 		}
 		a, err := f.get(0, "/1", time.Minute, "Cache-Control", "no-cache")
 		if err != nil || len(f.calls) != 2 {
@@ -369,7 +369,7 @@ func TestSharesUpstreamsSlowerThanTheirTTL(t *testing.T) {
 		atOnce(10, get)
 		time.Sleep(time.Second/2 - time.Millisecond) // from then on it may be due early
 		if get(); calls.Load() != 1 {
-			t.Errorf("%d calls for those who came within the TTL, want 1", calls.Load())
+			t.Errorf("%d calls for requests within the TTL, want 1", calls.Load())
 		}
 		time.Sleep(time.Second/2 + time.Millisecond)
 		if get(); calls.Load() != 2 {

@@ -4,9 +4,9 @@
 //	go run ./internal/cmd/chaos -for 5m -redis sentinel -seed 7
 //	go run ./internal/cmd/chaos -for 15s -redis standalone -faults kill,freeze -json
 //
-// Package internal/harness/chaos says what runs, what is checked and what is not. The
-// order and the choice of the faults follow from the seed; what they meet does
-// not, so the same seed does not always find the same.
+// Package internal/harness/chaos describes the processes, the faults, the checks and their
+// limits. The order and the choice of the faults follow from the seed. The state that a
+// fault meets does not, so the same seed does not always find the same.
 //
 // Progress goes to standard error. The exit status is 0 if all is zero that must
 // be, 1 if not or if the run failed, 2 if it was called wrongly, and 130 if it
@@ -34,7 +34,7 @@ import (
 func main() {
 	chaos.ChildMain()
 	lockchaos.ChildMain()
-	logging.Disable() // servers that are down are what this is about
+	logging.Disable() // servers are down on purpose
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends it at once
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))

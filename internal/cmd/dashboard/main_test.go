@@ -24,6 +24,6 @@ func TestCommittedDashboardIsTheGeneratedOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(a, b) {
-		t.Error("dashboards/stampede.json is not what internal/cmd/dashboard writes: run make dashboard")
+		t.Error("dashboards/stampede.json differs from the output of internal/cmd/dashboard: run make dashboard")
 	}
 }

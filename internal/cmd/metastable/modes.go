@@ -78,7 +78,7 @@ func (p *plain) get(ctx context.Context, key string) error {
 
 func (p *plain) close() error { return nil }
 
-// shared is plain whose callers of one key share one call in the process.
+// shared is plain, but callers of one key share one call in the process.
 type shared struct {
 	*plain
 	timeout time.Duration

@@ -15,9 +15,9 @@ import (
 )
 
 // An origin serves a fixed number of fetches at once, in the order in which they came. It
-// serves those too whose callers have given up, as most databases do: that is the waste
-// which keeps a system down. When each fetch is done is computed, so that the capacity does
-// not depend on how promptly this process runs.
+// also serves fetches after their callers have given up, as most databases do: that waste
+// keeps a system down. The end of each fetch is computed, so that the capacity does not
+// depend on how promptly this process runs.
 type origin struct {
 	workers int
 	takes   atomic.Int64

@@ -124,7 +124,7 @@ func (c *checker) explain(r, f *Fetch) string {
 	case f.Start.Sub(r.Start) >= c.Terms.Fetch:
 		return "fetch_timeout"
 	}
-	// A fetch that fails after its lease is gone has no event that says so.
+	// A fetch that fails after its lease is gone has no event for the loss.
 	for _, x := range c.History.Faults {
 		if f.Start >= x.Start && f.Start <= x.Until.Add(c.Terms.Lease+time.Second) {
 			return "fault"

@@ -44,7 +44,7 @@ func TestPromisesHoldThroughFaults(t *testing.T) {
 	}
 	t.Logf("%s\n%s", progress.String(), text.String())
 	if !res.OK() {
-		t.Error("what must be zero is not")
+		t.Error("a count that must be zero is not")
 	}
 	if res.Served < 300 || res.ServedMany < 30 || res.Fetches < 30 || res.Invalidated == 0 || res.TagsDeleted == 0 || len(res.Faults) < 3 {
 		t.Errorf("served %d, by GetMany %d, fetches %d, invalidations %d, of tags %d, faults %d: too little happened",

@@ -137,7 +137,7 @@ func check(t *testing.T, histories map[uint32][]linear.Op) {
 		switch result {
 		case porcupine.Illegal:
 			if illegal++; illegal <= mostTold {
-				t.Errorf("key %d is not linearizable; what is left of its %d calls without those that don't matter:\n%s",
+				t.Errorf("key %d is not linearizable; of its %d calls, these matter:\n%s",
 					key, len(history), describe(linear.Minimise(history, searchTimeout)))
 			}
 		case porcupine.Unknown:

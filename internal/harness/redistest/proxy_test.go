@@ -73,7 +73,7 @@ func TestBlackholeAcceptsAndAnswersNothing(t *testing.T) {
 	}
 	must(t, p.Restore())
 	if n, err := c.Get(t.Context(), "n").Int(); n != 1 || err != nil {
-		t.Errorf("restored: n = %d, %v; want 1: what was swallowed is lost", n, err)
+		t.Errorf("restored: n = %d, %v; want 1: swallowed commands are lost", n, err)
 	}
 }
 

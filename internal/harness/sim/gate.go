@@ -14,8 +14,8 @@ import (
 
 // A gate lies between a guard and a memory store, as a network does between a store
 // and Redis. It holds each call twice, before it is carried out and before it
-// returns, and it holds messages. Calls may fail: then they were not carried out, or
-// were and nothing says so.
+// returns, and it holds messages. Calls may fail. A failed call may have been carried out
+// or not: its error does not tell.
 type gate struct {
 	store.Store // a memory store
 	p           *process

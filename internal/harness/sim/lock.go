@@ -64,7 +64,7 @@ type heldLock struct {
 //   - L3: when all holders are dead, and the network is well, the lock is granted within its
 //     TTL.
 //
-// Unlike [Run] it leaves the order of what happens at one instant to Go.
+// Unlike [Run] it leaves the order of events at one instant to Go.
 func RunLocks(t *testing.T, seed uint64) (r *Result) {
 	w := &lockWorld{rng: rand.New(rand.NewPCG(seed, 0x10c5)), held: map[string][]*heldLock{}, fence: map[string]uint64{}}
 	synctest.Test(t, func(t *testing.T) {

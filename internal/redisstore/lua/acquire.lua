@@ -6,7 +6,7 @@
 --       3 seen                  first bytes of the entry as read, 16 at most; empty: none
 --       4 last-held             token of the last answer "held"; empty: none
 --       5 suspect               holder that looked unwatched a while ago; empty: none
---       6 over                  own token whose grant was never answered; empty: none
+--       6 over                  own token of a grant without an answer; empty: none
 --       7 max attempts          0: no limit
 --       8 window                ms an attempt is remembered
 --       9 own channel           which the caller's process is subscribed to: it ends in

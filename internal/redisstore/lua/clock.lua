@@ -1,6 +1,6 @@
 -- clock: read the clock that every change of a tag advances, and make it if there is
 -- none. Beside the clock stands when a tag of each bucket was last changed, so that
--- what Redis evicts of a tag is not forgotten altogether.
+-- the change of a tag is still known after Redis has evicted the tag's record.
 --
 -- KEYS  1 clock
 -- ARGV  1 epoch for a new clock, 8 bytes  2 by how much to advance it

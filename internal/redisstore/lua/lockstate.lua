@@ -1,4 +1,4 @@
--- lockstate: what is known of a lock; or forget its job.
+-- lockstate: read the state of a lock; or forget its job.
 --
 -- KEYS  1 record  2 job  3 pause  4 and on: places
 -- ARGV  1 own channel  2 1: forget the job, unless a place is held

@@ -6,8 +6,8 @@
 --       4 ms that the record is kept, at least
 --       5 channel of invalidations  6 message
 --
--- Replies what the record says now: n, or more if entries are tied to the tag
--- that have a stamp of n or above. If it is more, the clock had gone back.
+-- Replies the record's new mark: n, or more if entries with a stamp of n or above
+-- are tied to the tag. If it is more, the clock had gone back.
 
 local record = redis.call('HMGET', KEYS[1], 'e', 't', ARGV[3])
 local mark = tonumber(ARGV[2])

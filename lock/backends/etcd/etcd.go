@@ -13,9 +13,10 @@ import (
 	"github.com/stampedeguard/stampede/lock"
 )
 
-// A Backend keeps locks under a prefix. A lock is a key on an etcd lease, whose TTL has whole
-// seconds and is at least two or so: a dead holder's lock is free that much later than its
-// TTL says. A fence is a key that stays. Make one with [New]. It is safe for concurrent use.
+// A Backend keeps locks under a prefix. A lock is a key on an etcd lease. The TTL of a lease
+// has whole seconds and is at least two or so: a dead holder's lock is free that much later
+// than its TTL says. A fence is a key that stays. Make a Backend with [New]. It is safe for
+// concurrent use.
 type Backend struct {
 	client *clientv3.Client
 	prefix string
