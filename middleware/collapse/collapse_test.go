@@ -79,9 +79,16 @@ func TestCollapsingCachePasses(t *testing.T) {
 		"leader-leaves|leader-slow|range-herd|head-herd|head-then-get|post|conditional|zero-ttl|endless|purge-under-way|status-collapsed|age-collapsed|" +
 		"fleet-miss|fleet-purge"
 	c := ours(t)
-	for name, r := range judged(t, match, c, c) {
-		// The times are for the default fetch time. A busy machine exceeds those of the test.
-		if !r.Pass && !strings.Contains(r.Detail, "after 0.") {
+	all := judged(t, match, c, c)
+	// The times are for the default fetch time. On a busy machine the clients of the test, whose
+	// fetches are short, come too late: a failed case has two more chances, by itself.
+	for name, r := range all {
+		for range 2 {
+			if !r.Pass {
+				r = judged(t, name, c, c)[name]
+			}
+		}
+		if !r.Pass {
 			t.Errorf("%s: %s", name, r.Detail)
 		}
 	}
