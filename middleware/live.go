@@ -42,10 +42,7 @@ func (c *call) readLive(p *httpcache.Page, res guard.Result[*httpcache.Page]) bo
 	if collapses && !c.needsWhole(p) {
 		return c.readAlong(p, res)
 	}
-	select {
-	case <-p.Live.Over:
-	case <-c.asked.Context().Done():
-		c.out.fail(context.Cause(c.asked.Context()), nil)
+	if !c.awaitEnd(p) {
 		return true
 	}
 	switch whole := p.Live.Whole; {
@@ -110,9 +107,22 @@ func (c *call) readAlong(p *httpcache.Page, res guard.Result[*httpcache.Page]) b
 		panic(http.ErrAbortHandler) // a part must not look like the whole
 	default:
 		httpcache.ReplaceHeader(h, before)
-		return c.settleBroken(err)
+		// The body ends before the turn does: until then another look finds this run.
+		return !c.awaitEnd(p) || c.settleBroken(err)
 	}
 	return true
+}
+
+// awaitEnd waits until the run of a page that is being written is over, with its turn. If
+// the client's context ends before, it answers the request and returns false.
+func (c *call) awaitEnd(p *httpcache.Page) bool {
+	select {
+	case <-p.Live.Over:
+		return true
+	case <-c.asked.Context().Done():
+		c.out.fail(context.Cause(c.asked.Context()), nil)
+		return false
+	}
 }
 
 // settleBroken answers a request that got no byte of a body which is not whole. It returns
