@@ -398,6 +398,30 @@ func TestStaleIfError(t *testing.T) {
 	}
 }
 
+func TestStaleIfErrorOptionServesStaleOnlyOnErrors(t *testing.T) {
+	for name, opts := range map[string]middleware.Options{
+		"option": {StaleIfError: time.Hour},
+		"rule":   {Rules: []middleware.Rule{{Pattern: "/", StaleIfError: time.Hour}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := newOrigin("max-age=1", "")
+				s := openInBubble(t, opts, o.ServeHTTP)
+				s.is(s.do("/"), 200, "run 1")
+				time.Sleep(2 * time.Second)
+				s.is(s.do("/"), 200, "run 2")
+				time.Sleep(59 * time.Minute)
+				o.status.Store(503)
+				s.is(s.do("/"), 200, "run 2")
+				time.Sleep(2 * time.Minute)
+				if g := s.do("/"); g.StatusCode != 503 {
+					t.Errorf("after its time the stale page is served: %d %q", g.StatusCode, g.body)
+				}
+			})
+		})
+	}
+}
+
 // A failure is shared with requests that wait for it, and with none later.
 func TestServerErrorsAreSharedWithWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -66,6 +66,9 @@ type Options struct {
 	// anew, and instead of an error. The response's own stale-while-revalidate and
 	// stale-if-error go first, and must-revalidate and the like forbid it. Default 0.
 	Stale time.Duration
+	// StaleIfError is Stale for the use instead of an error alone, if it is longer than Stale.
+	// Default Stale.
+	StaleIfError time.Duration
 	// NegativeTTL bounds TTL for 404 and 410. Default 5 s.
 	NegativeTTL time.Duration
 	// KeepFor is how long a response with an ETag or a Last-Modified is kept after it went
@@ -189,8 +192,8 @@ type Rule struct {
 	// Bypass passes the requests on as if there were no middleware. Unsafe methods still
 	// invalidate pages.
 	Bypass bool
-	// TTL and Stale replace those in Options.
-	TTL, Stale time.Duration
+	// TTL, Stale and StaleIfError replace those in Options.
+	TTL, Stale, StaleIfError time.Duration
 	// Headers, Cookies and Key replace those in Options, unless they are nil.
 	Headers []string
 	Cookies []string
@@ -254,6 +257,7 @@ func (o Options) validate() error {
 	}
 	ttl("TTL", o.TTL)
 	span("Stale", o.Stale, 0)
+	span("StaleIfError", o.StaleIfError, 0)
 	span("NegativeTTL", o.NegativeTTL, time.Millisecond)
 	if o.KeepFor != guard.Off {
 		span("KeepFor", o.KeepFor, time.Millisecond)
@@ -263,6 +267,7 @@ func (o Options) validate() error {
 	for i, r := range o.Rules {
 		ttl(fmt.Sprintf("Rules[%d].TTL", i), r.TTL)
 		span(fmt.Sprintf("Rules[%d].Stale", i), r.Stale, 0)
+		span(fmt.Sprintf("Rules[%d].StaleIfError", i), r.StaleIfError, 0)
 		if r.Pattern == "" && r.Match == nil {
 			bad("Rules[%d] has neither Pattern nor Match", i)
 		}

@@ -15,11 +15,11 @@ import (
 
 // terms are those of the rule that a request matches, or of the options.
 type terms struct {
-	bypass     bool
-	ttl, stale time.Duration
-	headers    *headerRules
-	key        func(*http.Request) string // nil: none
-	epochs     bool                       // keys contain more than the target
+	bypass                   bool
+	ttl, stale, staleIfError time.Duration
+	headers                  *headerRules
+	key                      func(*http.Request) string // nil: none
+	epochs                   bool                       // keys contain more than the target
 }
 
 // termsOf returns the terms of a rule, which has the options' values in fields that it
@@ -36,7 +36,8 @@ func termsOf(o *Options, r *Rule) *terms {
 		key = r.Key
 	}
 	return &terms{
-		bypass: r.Bypass, ttl: r.TTL, stale: r.Stale, headers: headerRulesOf(o, headers, cookies), key: key,
+		bypass: r.Bypass, ttl: r.TTL, stale: r.Stale, staleIfError: max(r.Stale, r.StaleIfError),
+		headers: headerRulesOf(o, headers, cookies), key: key,
 		epochs: len(headers) > 0 || len(cookies) > 0 || key != nil,
 	}
 }

@@ -775,13 +775,13 @@ func TestPurgeWhileVariantsAreStoredFailsNoRequest(t *testing.T) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	_, err := middleware.New(newStore(t), middleware.Options{
-		Name: "a:b", TTL: -1, Stale: -1, MaxBody: 65 << 20, Headers: []string{"Authorization", "bad name"},
+		Name: "a:b", TTL: -1, Stale: -1, StaleIfError: -1, MaxBody: 65 << 20, Headers: []string{"Authorization", "bad name"},
 		Forward: []string{"Cookie"}, Rules: []middleware.Rule{{}, {Pattern: "{"}}, Via: "a b", OnWaitTimeout: 9,
 	})
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, part := range []string{"name", "TTL", "Stale", "MaxBody", "Authorization", "bad name", "Forward", "Rules[0]", "Rules[1]", "Via", "OnWaitTimeout"} {
+	for _, part := range []string{"name", "TTL", "Stale is", "StaleIfError is", "MaxBody", "Authorization", "bad name", "Forward", "Rules[0]", "Rules[1]", "Via", "OnWaitTimeout"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("nothing of %s in %v", part, err)
 		}

@@ -24,7 +24,7 @@ type site struct {
 
 func newSite(o *Options) *site {
 	s := &site{opts: o, rules: matchersOf(o)}
-	s.usual = termsOf(o, &Rule{TTL: o.TTL, Stale: o.Stale})
+	s.usual = termsOf(o, &Rule{TTL: o.TTL, Stale: o.Stale, StaleIfError: o.StaleIfError})
 	s.add(s.usual)
 	for i := range s.rules {
 		s.add(s.rules[i].terms)
@@ -55,7 +55,7 @@ func (s *site) rfc(t *terms, status int) rfc9111.Options {
 	switch status {
 	case 200, 203, 300, 301, 308:
 		o.Lifetime = t.ttl
-		o.StaleWhileRevalidate, o.StaleIfError = t.stale, t.stale
+		o.StaleWhileRevalidate, o.StaleIfError = t.stale, t.staleIfError
 	case 404, 410:
 		o.Lifetime = min(t.ttl, s.opts.NegativeTTL)
 	}

@@ -9,7 +9,9 @@ func TestConformanceFreshness(t *testing.T) {
 	longAgo := "Last-Modified: " + at(-1000*time.Hour)
 	tell(t, []story{
 		twice("nothing is said", origin),
-		twice("a lifetime is not guessed", origin, longAgo),
+		twice("a lifetime is guessed", cached, longAgo),
+		twice("a lifetime is not guessed of a change just now", origin, "Last-Modified: "+at(0)),
+		twice("a stated lifetime goes before a guessed one", origin, longAgo, "Cache-Control: max-age=0"),
 		twice("max-age", cached, "Cache-Control: max-age=3600"),
 		twice("max-age=0", origin, "Cache-Control: max-age=0"),
 		twice("max-age of 2^31-1", cached, "Cache-Control: max-age=2147483647"),
@@ -105,7 +107,7 @@ func TestConformanceFreshness(t *testing.T) {
 		twice("proxy-revalidate, stale", origin, "Cache-Control: max-age=3600, proxy-revalidate, stale-while-revalidate=9999", "Age: 7200"),
 		twice("must-understand, of a status that is understood: no-store is for others", cached, "Cache-Control: must-understand, no-store, max-age=3600"),
 		twice("public alone is no lifetime", origin, "Cache-Control: public"),
-		twice("public with Last-Modified is none", origin, "Cache-Control: public", longAgo),
+		twice("public with Last-Modified is one", cached, "Cache-Control: public", longAgo),
 		twice("immutable alone is none", origin, "Cache-Control: immutable"),
 		twice("Pragma: no-cache in a response means nothing", cached, "Cache-Control: max-age=3600", "Pragma: no-cache"),
 		// net/http's client makes Cache-Control: no-cache of it.
@@ -133,6 +135,14 @@ func TestConformanceFreshness(t *testing.T) {
 	})
 }
 
+func TestConformanceWithoutHeuristic(t *testing.T) {
+	longAgo := "Last-Modified: " + at(-1000*time.Hour)
+	tell(t, []story{
+		twice("Last-Modified alone", origin, longAgo),
+		twice("public with Last-Modified", origin, "Cache-Control: public", longAgo),
+	}, "-heuristic=false")
+}
+
 func TestConformanceStatuses(t *testing.T) {
 	var stories []story
 	for _, status := range []int{200, 203, 204, 299, 301, 302, 303, 307, 308, 400, 403, 404, 405, 410, 414, 451, 499, 500, 501, 502, 503, 504, 599} {
@@ -141,12 +151,17 @@ func TestConformanceStatuses(t *testing.T) {
 		case 400, 403, 405, 414, 500, 501, 502, 503, 504, 599:
 			lives = origin // stricter than the RFC: it may be about one request
 		}
+		guessed := origin
+		switch status {
+		case 200, 203, 204, 301, 308, 404, 410:
+			guessed = cached
+		}
 		stories = append(stories,
 			withStatus(status, lives, "Cache-Control: max-age=3600", "Location: /elsewhere"),
 			withStatus(status, lives, "Expires: "+at(time.Hour)),
 			withStatus(status, cached, "Cache-Control: public, max-age=3600", "Location: /elsewhere"),
 			withStatus(status, origin, "Cache-Control: max-age=3600, no-store"),
-			withStatus(status, origin, "Last-Modified: "+at(-1000*time.Hour)),
+			withStatus(status, guessed, "Last-Modified: "+at(-1000*time.Hour)),
 			withStatus(status, origin, "Cache-Control: max-age=3600", "Age: 7200"),
 		)
 	}

@@ -181,10 +181,14 @@ func startOn(t *testing.T, c config) string {
 	return l.Addr().String()
 }
 
-// tell runs stories against a proxy, one after the other.
-func tell(t *testing.T, stories []story) {
+// tell runs stories against a proxy with the given arguments, one after the other.
+func tell(t *testing.T, stories []story, args ...string) {
 	s := &scripted{t: t}
-	addr := startOn(t, config{upstream: s.listen(), via: "proxy", maxBody: 1 << 20})
+	c, err := parse(append([]string{"-upstream", s.listen(), "-via", "proxy"}, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := startOn(t, c)
 	tr := &http.Transport{DisableCompression: true}
 	t.Cleanup(tr.CloseIdleConnections)
 	for i, st := range stories {

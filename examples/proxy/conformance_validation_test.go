@@ -232,6 +232,51 @@ func TestConformanceStale(t *testing.T) {
 	tell(t, stories)
 }
 
+// Options stand in for the terms that a response does not state (RFC 9111, 4.2.4).
+func TestConformanceStaleByOption(t *testing.T) {
+	l := func(lines ...string) []string { return lines }
+	old := l(hour, staleNow)
+	forbidden := func(name, directive string) story {
+		return story{name + " forbids stale responses", []step{
+			{header: l("Cache-Control: max-age=3600, "+directive, staleNow, `ETag: "a"`), want: origin},
+			{status: 503, want: origin},
+			{raw: "\r\n", want: either, wantStatus: 502},
+		}}
+	}
+	tell(t, []story{
+		{"the upstream fails", []step{
+			{header: old, want: origin},
+			{status: 503, want: instead, wantHeader: l("Age: *")},
+		}},
+		{"the upstream closes the connection", []step{
+			{header: old, want: origin},
+			{raw: "\r\n", want: instead, wantHeader: l("Age: *")},
+		}},
+		{"the upstream answers", []step{
+			{header: old, want: origin},
+			{header: l(hour), want: origin, wantBody: "answer 2"},
+		}},
+		{"the response's own time goes before the option's", []step{
+			{header: l("Cache-Control: max-age=3600, stale-if-error=60", staleNow), want: origin},
+			{status: 503, want: origin},
+		}},
+		forbidden("must-revalidate", "must-revalidate"),
+		forbidden("proxy-revalidate", "proxy-revalidate"),
+		forbidden("no-cache", "no-cache"),
+		{"s-maxage forbids stale responses", []step{
+			{header: l("Cache-Control: s-maxage=3600", staleNow, `ETag: "a"`), want: origin},
+			{status: 503, want: origin},
+		}},
+	}, "-stale-if-error", "3h")
+	tell(t, []story{
+		{"a stale response during a refresh", []step{
+			{header: old, want: origin},
+			{header: l(hour), want: stale, wantHeader: l("Age: *")},
+			{want: cached, until: "answer 2"},
+		}},
+	}, "-stale", "3h")
+}
+
 func TestConformanceRanges(t *testing.T) {
 	l := func(lines ...string) []string { return lines }
 	body := "0123456789"

@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -31,21 +32,35 @@ import (
 
 type config struct {
 	listen, upstream, redis, via string
-	ttl                          time.Duration
+	ttl, stale, staleIfError     time.Duration
 	heuristic                    bool
 	maxBody                      int
 }
 
-func main() {
+// parse reads the command's arguments.
+func parse(args []string) (config, error) {
 	var c config
-	flag.StringVar(&c.listen, "listen", "127.0.0.1:8080", "address to listen on")
-	flag.StringVar(&c.upstream, "upstream", "", "URL of the server behind the proxy, required")
-	flag.StringVar(&c.redis, "redis", "", "URL of a Redis that proxies share; empty: memory of this process")
-	flag.StringVar(&c.via, "via", "stampede", "the proxy's name in Via; empty: none is added")
-	flag.DurationVar(&c.ttl, "ttl", 0, "how long responses are fresh that don't say; 0: not at all")
-	flag.BoolVar(&c.heuristic, "heuristic", false, "guess from Last-Modified how long responses are fresh that don't say")
-	flag.IntVar(&c.maxBody, "max-body", 1<<20, "bytes of the largest body to store")
-	flag.Parse()
+	f := flag.NewFlagSet("proxy", flag.ContinueOnError)
+	f.StringVar(&c.listen, "listen", "127.0.0.1:8080", "address to listen on")
+	f.StringVar(&c.upstream, "upstream", "", "URL of the server behind the proxy, required")
+	f.StringVar(&c.redis, "redis", "", "URL of a Redis that proxies share; empty: memory of this process")
+	f.StringVar(&c.via, "via", "stampede", "the proxy's name in Via; empty: none is added")
+	f.DurationVar(&c.ttl, "ttl", 0, "lifetime of responses that state none; 0: see -heuristic")
+	f.BoolVar(&c.heuristic, "heuristic", true, "responses that state no lifetime are fresh for a tenth of the time since Last-Modified, a day at most")
+	f.DurationVar(&c.stale, "stale", 0, "how long stale responses are served during a refresh and instead of an error, if the response states no time of its own")
+	f.DurationVar(&c.staleIfError, "stale-if-error", 0, "how long stale responses are served instead of an error, if that is longer than -stale")
+	f.IntVar(&c.maxBody, "max-body", 1<<20, "bytes of the largest body to store")
+	return c, f.Parse(args)
+}
+
+func main() {
+	c, err := parse(os.Args[1:])
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return
+	case err != nil:
+		os.Exit(2) // parse has told the reason
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	l, err := net.Listen("tcp", c.listen)
@@ -74,12 +89,14 @@ func serve(ctx context.Context, l net.Listener, c config) error {
 	m, err := middleware.New(store, middleware.Options{
 		Name: "stampede",
 		// The upstream is taken to be strict about Vary, as HTTP asks of it.
-		Forward:   []string{middleware.AllHeaders},
-		TTL:       c.ttl,
-		Heuristic: c.heuristic,
-		MaxBody:   c.maxBody,
-		Via:       c.via,
-		Near:      guard.Near{MaxBytes: 64 << 20},
+		Forward:      []string{middleware.AllHeaders},
+		TTL:          c.ttl,
+		Stale:        c.stale,
+		StaleIfError: c.staleIfError,
+		Heuristic:    c.heuristic,
+		MaxBody:      c.maxBody,
+		Via:          c.via,
+		Near:         guard.Near{MaxBytes: 64 << 20},
 	})
 	if err != nil {
 		_ = l.Close()

@@ -25,10 +25,12 @@ func start(t *testing.T, h http.HandlerFunc) string {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	c, err := parse([]string{"-upstream", upstream.URL, "-via", "proxy"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	done := make(chan error, 1)
-	go func() {
-		done <- serve(ctx, l, config{upstream: upstream.URL, via: "proxy", maxBody: 1 << 20})
-	}()
+	go func() { done <- serve(ctx, l, c) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
