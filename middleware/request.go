@@ -144,6 +144,11 @@ func (a *asked) header(nominated []string) http.Header {
 			if known := knownEncodings(values); known != "" {
 				h[name] = []string{known}
 			}
+		case name == "Accept-Language" && (rules.all || rules.pass[name] || slices.Contains(nominated, name)):
+			h[name] = slices.Clone(values)
+			if field, ok := rfc9111.Languages(values); ok {
+				h[name] = []string{field} // as in the variant's key: no other spelling chooses its response
+			}
 		case rules.all, rules.pass[name], slices.Contains(nominated, name), isTrace(name, values):
 			h[name] = slices.Clone(values)
 		}

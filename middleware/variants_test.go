@@ -35,6 +35,23 @@ func TestUnknownCodingsAreNoVariants(t *testing.T) {
 	})
 }
 
+func TestLanguageSpellingsShareTheirCommonForm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, opts := range []middleware.Options{{}, {Forward: []string{middleware.AllHeaders}}} {
+			f := newFront(t, opts, varying("Accept-Language", "max-age=60"))
+			f.is(f.ask("/", "Accept-Language: fr ; q=0.50, de-de"), 200, "de-DE,fr;q=0.5")
+			before := f.runs.Load()
+			f.is(f.ask("/", "Accept-Language: DE-de, FR;q=0.5"), 200, "de-DE,fr;q=0.5")
+			f.is(f.ask("/", "Accept-Language: de-DE", "Accept-Language: fr;q=0.5"), 200, "de-DE,fr;q=0.5")
+			if n := f.since(before); n != 0 {
+				t.Errorf("%d runs", n)
+			}
+			f.is(f.ask("/", "Accept-Language: de-DE, fr;q=0.6"), 200, "de-DE,fr;q=0.6")
+			f.is(f.ask("/", "Accept-Language: no language"), 200, "no language")
+		}
+	})
+}
+
 func TestJunkVariantsLeaveRealOnesTogether(t *testing.T) {
 	for _, maxAge := range []string{"1", "600"} { // the junk is stale, or fresh
 		t.Run(maxAge, func(t *testing.T) {

@@ -34,6 +34,17 @@ func TestConformanceVary(t *testing.T) {
 		vary("lines of a list", "Accept-Language", a("Accept-Language: en", "Accept-Language: de"), a("Accept-Language: en, de"), cached),
 		vary("order of a list", "Accept-Language", a("Accept-Language: en, de"), a("Accept-Language: de, en"), origin),
 		vary("case of a language", "Accept-Language", a("Accept-Language: en"), a("Accept-Language: EN"), cached),
+		vary("weights of languages", "Accept-Language", a("Accept-Language: fr;q=0.50, de-de;q=1.0"), a("Accept-Language: de-DE,fr;q=0.5"), cached),
+		{"Content-Language selects nothing: the upstream chooses", []step{
+			{header: []string{fresh, "Vary: Accept-Language", "Content-Language: de"}, send: a("Accept-Language: en, de"), want: origin},
+			{
+				header: []string{fresh, "Vary: Accept-Language", "Content-Language: de"}, send: a("Accept-Language: fr;q=0.5, de"), want: origin,
+				asked: a("Accept-Language: de,fr;q=0.5"),
+			},
+		}},
+		vary("white space in an unknown field", "Foo", a("Foo: 1,2"), a("Foo:  1, 2 "), cached),
+		vary("lines of an unknown list", "Foo", a("Foo: 1", "Foo: 2"), a("Foo: 1, 2"), cached),
+		vary("white space in text", "Foo", a("Foo: a b,c"), a("Foo: a b, c"), origin),
 		vary("Accept-Encoding", "Accept-Encoding", a("Accept-Encoding: gzip"), a("Accept-Encoding: br"), origin),
 		vary("lines of an unknown field", "Foo", a("Foo: 1", "Foo: 2"), a("Foo: 2", "Foo: 1"), origin),
 		vary("Cookie", "Cookie", a("Cookie: a=1"), a("Cookie: a=2"), origin),

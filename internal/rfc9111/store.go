@@ -251,15 +251,28 @@ func appendSized(b []byte, s string) []byte {
 }
 
 // normalized joins the lines of a field. Lists lose white space and empty elements, and
-// lists without regard to case become lower case. The order stays: servers may use it.
+// lists without regard to case become lower case. The order stays: servers may use it. A
+// field that is not known counts as a list if it looks like one of tokens.
 func normalized(name string, lines []string) string {
 	switch name {
-	case "Accept-Encoding", "Accept-Language", "Accept-Charset":
+	case "Accept-Language":
+		if field, ok := Languages(lines); ok {
+			return field
+		}
+		return joinList(lines)
+	case "Accept-Encoding", "Accept-Charset":
 		return strings.ToLower(joinList(lines))
 	case "Accept", "Cache-Control", "Forwarded", "Prefer", "Te", "Via", "X-Forwarded-For":
 		return joinList(lines)
 	}
-	return joinTrimmed(lines, ", ")
+	joined := joinTrimmed(lines, ", ")
+	elements := strings.Split(joined, ",")
+	for i, e := range elements {
+		if elements[i] = trim(e); !isToken(elements[i]) {
+			return joined
+		}
+	}
+	return strings.Join(elements, ",")
 }
 
 func joinList(lines []string) string {

@@ -73,8 +73,18 @@ var variantRows = []variantRow{
 	{rule{"9111 4.1", "white space in lists doesn't matter"}, "Accept-Language", "Accept-Language: en;q=1,de ,  fr", "Accept-Language: en; q=1, de, fr", true},
 	{rule{"9111 4.1", "white space around parameters doesn't matter"}, "Accept", "Accept: text/html ;q=1,*/*", "Accept: text/html;q=1, */*", true},
 	{rule{"9111 4.1", "the case of languages doesn't matter"}, "Accept-Language", "Accept-Language: EN", "Accept-Language: en", true},
-	{rule{"9111 4.1", "the order of languages does: servers go by it"}, "Accept-Language", "Accept-Language: en, de", "Accept-Language: de, en", false},
-	{rule{"9111 4.1", "white space matters where a comma isn't known to separate a list"}, "User-Agent", "User-Agent: a,b", "User-Agent: a, b", false},
+	{rule{"9111 4.1", "white space in a list of tokens doesn't matter, in any field"}, "Foo", "Foo: a,b", "Foo: a , b", true},
+	{rule{"9111 4.1", "the tokens of a list do"}, "Foo", "Foo: a,b", "Foo: ab", false},
+	{rule{"9111 4.1", "an empty element of an unknown field does"}, "Foo", "Foo: a,b", "Foo: a,,b", false},
+	{rule{"9111 4.1", "the case of scripts and regions doesn't matter"}, "Accept-Language", "Accept-Language: zh-hant-tw", "Accept-Language: ZH-Hant-TW", true},
+	{rule{"9111 4.1", "the text of a weight doesn't matter"}, "Accept-Language", "Accept-Language: en;q=1.0, de;Q=0.50", "Accept-Language: en, de;q=0.5", true},
+	{rule{"9111 4.1", "the size of a weight does"}, "Accept-Language", "Accept-Language: en, de;q=0.5", "Accept-Language: en, de;q=0.4", false},
+	{rule{"9111 4.1", "languages of different weight may come in any order"}, "Accept-Language", "Accept-Language: fr;q=0.5, *;q=0, de", "Accept-Language: de, fr;q=0.5, *;q=0", true},
+	{rule{"9111 4.1", "a weight of zero is none of one"}, "Accept-Language", "Accept-Language: de;q=0", "Accept-Language: de", false},
+	{rule{"9111 4.1", "a malformed weight matters"}, "Accept-Language", "Accept-Language: de;q=2", "Accept-Language: de", false},
+	{rule{"9111 4.1", "the case of a malformed field matters"}, "Accept-Language", "Accept-Language: de;q=2", "Accept-Language: DE;q=2", false},
+	{rule{"9111 4.1", "the order of languages of equal weight does: servers go by it"}, "Accept-Language", "Accept-Language: en, de", "Accept-Language: de, en", false},
+	{rule{"9111 4.1", "white space matters where a comma isn't known to separate a list"}, "User-Agent", "User-Agent: a (b,c)", "User-Agent: a (b, c)", false},
 	{rule{"9111 4.1", "case matters where it isn't known not to"}, "Foo", "Foo: a", "Foo: A", false},
 	{rule{"9111 4.1", "white space in quotes matters"}, "Accept", "Accept: text/html;a=\"b;c\"", "Accept: text/html;a=\"b; c\"", false},
 }
@@ -90,6 +100,45 @@ func TestVariantKey(t *testing.T) {
 			t.Errorf("%s and %s", a, b)
 		}
 	})
+}
+
+func TestLanguagesHaveOneForm(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                                 "",
+		"de-DE,de;q=0.9,en-US;q=0.8":       "de-DE,de;q=0.9,en-US;q=0.8",
+		" EN-us ; q=0.70 ,, *;q=0.1":       "en-US;q=0.7,*;q=0.1",
+		"a;q=0.123, b;q=0.2, c, d;q=1.000": "c,d,b;q=0.2,a;q=0.123",
+		"sr-latn-rs, x-whatever, de-x-ab":  "sr-Latn-RS,x-whatever,de-x-ab",
+		"es-419, de-1996":                  "es-419,de-1996",
+		"de;q=0, en;q=0.001":               "en;q=0.001,de;q=0",
+		"en;q=0.0010":                      "malformed",
+		"en;q=1.5":                         "malformed",
+		"en;q=1.001":                       "malformed",
+		"en;q=":                            "malformed",
+		"en;level=1":                       "malformed",
+		"en;q=0.5;q=0.4":                   "malformed",
+		"en us":                            "malformed",
+		"en-":                              "malformed",
+		"1de":                              "malformed",
+		"en;q=-1":                          "malformed",
+		"abcdefghi":                        "malformed",
+		`en;q="0.5"`:                       "malformed",
+		"d\u00e9":                          "malformed",
+	} {
+		got, ok := rfc9111.Languages([]string{in})
+		if !ok {
+			got = "malformed"
+		}
+		if got != want {
+			t.Errorf("%q becomes %q, not %q", in, got, want)
+		}
+		if again, _ := rfc9111.Languages([]string{got}); ok && again != got {
+			t.Errorf("%q becomes %q", got, again)
+		}
+	}
+	if got, _ := rfc9111.Languages([]string{"fr;q=0.5", "de"}); got != "de,fr;q=0.5" {
+		t.Errorf("two lines become %q", got)
+	}
 }
 
 func TestVariantKeyOfHostIsThatOfTheRequest(t *testing.T) {
