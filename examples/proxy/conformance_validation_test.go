@@ -44,6 +44,10 @@ func TestConformanceConditions(t *testing.T) {
 		with("If-Modified-Since before", l("Last-Modified: "+modified), l("If-Modified-Since: "+at(-2000*time.Hour)), 200),
 		with("If-Modified-Since after", l("Last-Modified: "+modified), l("If-Modified-Since: "+at(-10*time.Hour)), 304),
 		with("If-Modified-Since of nonsense", l("Last-Modified: "+modified), l("If-Modified-Since: never"), 200),
+		with("If-Modified-Since the Date, without Last-Modified", l("Date: "+modified), l("If-Modified-Since: "+modified), 304, "Date: "+modified),
+		with("If-Modified-Since after the Date, without Last-Modified", l("Date: "+modified), l("If-Modified-Since: "+at(0)), 304),
+		with("If-Modified-Since before the Date, without Last-Modified", l("Date: "+modified), l("If-Modified-Since: "+at(-1001*time.Hour)), 200),
+		with("If-Modified-Since between Last-Modified and Date", l("Last-Modified: "+modified), l("If-Modified-Since: "+at(-time.Hour)), 304),
 		with("If-None-Match before If-Modified-Since", l(`ETag: "a"`, "Last-Modified: "+modified), l(`If-None-Match: "b"`, "If-Modified-Since: "+modified), 200),
 		{"304 from the upstream, to a client without conditions", []step{
 			{header: l(hour, staleNow, `ETag: "a"`), want: origin},

@@ -58,6 +58,7 @@ var elsewhere = []tested{
 	{rule{"9110 9.3.2", "HEAD never fills GET"}, "middleware.TestPitfall38Head", kept},
 	{rule{"9110 13", "conditions don't reach a run that others share"}, "TestNothingConditionalIsLeft", kept},
 	{rule{"9110 13", "304 to If-None-Match and If-Modified-Since, from the store"}, "middleware.TestPitfall38ConditionsAreAnsweredFromTheWholeResponse, transport.TestAnswersConditionsRangesAndHead", kept},
+	{rule{"9110 13.1.3", "304 to If-Modified-Since by the Date of a response without Last-Modified"}, "transport.TestJudgesIfModifiedSinceByDateWithoutLastModified", kept},
 	{rule{"9110 14", "206 with one range or several, 416 with the length"}, "TestRangesAreServed", kept},
 	{rule{"9110 14", "206 and 416 from the store"}, "middleware.TestPitfall38ConditionsAreAnsweredFromTheWholeResponse, transport.TestAnswersConditionsRangesAndHead", kept},
 

@@ -476,6 +476,24 @@ func TestAnswersConditionsRangesAndHead(t *testing.T) {
 	})
 }
 
+func TestJudgesIfModifiedSinceByDateWithoutLastModified(t *testing.T) {
+	inFleets(t, func(t *testing.T, open openFleet) {
+		date := "Thu, 01 Jan 2026 00:00:00 GMT"
+		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Date", date)
+			cacheable("page")(w, r)
+		})
+		a := newTransport(t, open())
+		for range 2 { // from the call, and from the store
+			wantAnswer(t, ask(t, a, v.URL, "If-Modified-Since", date), 304, "")
+			waitStored(t, a, v.URL)
+		}
+		wantAnswer(t, ask(t, a, v.URL, "If-Modified-Since", "Wed, 31 Dec 2025 23:59:59 GMT"), 200, "page")
+		wantAnswer(t, ask(t, a, v.URL, "If-Modified-Since", "Thursday, 01-Jan-26 00:00:00 GMT"), 304, "")
+		v.wantCalls(t, 1)
+	})
+}
+
 // Where the base asks for gzip by itself, which it doesn't do for HEAD, the same
 // content may have another ETag there, or a weak one. That doesn't make it old.
 func TestHeadInAnotherEncodingInvalidatesNothing(t *testing.T) {
