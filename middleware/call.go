@@ -165,7 +165,7 @@ func (c *call) staleFor(r *run) *stalePage {
 		age := max(p.Freshness.InitialAge+r.knownAge(), p.Freshness.Lifetime)
 		s = &stalePage{p, guard.Result[*httpcache.Page]{Source: guard.Stale, Stored: true}, age}
 	}
-	if s == nil || !rfc9111.MayServeOnError(s.page.Freshness, s.age, c.says) {
+	if s == nil || !c.asked.mayUse(s.page.Freshness) || !rfc9111.MayServeOnError(s.page.Freshness, s.age, c.says) {
 		return nil
 	}
 	return s
@@ -176,7 +176,7 @@ func (c *call) staleFor(r *run) *stalePage {
 func (c *call) settle(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page], err error) bool {
 	var status *statusError
 	switch {
-	case errors.As(err, &status) && status.page != nil && c.asked.mayPass(status.page):
+	case errors.As(err, &status) && status.page != nil && !c.asked.mixes() && c.asked.mayPass(status.page):
 		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
 	case errors.Is(err, httpcache.ErrUnshared), errors.Is(err, httpcache.ErrNotWhole), status != nil && status.page != nil, isRefusal(err):
 		return c.retry(err)
@@ -225,10 +225,17 @@ func (c *call) retry(err error) bool {
 // judge answers from a page if this request may have it, else it has the page validated.
 // It returns false if the call has to look again.
 func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page]) bool {
-	if p.Live != nil {
+	if p.Live != nil && c.asked.mayUse(p.Freshness) {
 		return c.readLive(p, res)
 	}
 	age := ageOf(p, res)
+	switch {
+	case !c.asked.mayUse(p.Freshness):
+		c.alone("")
+		return true
+	case c.asked.mixes() && res.Source == guard.Waited && !usableAtOnce(p):
+		return c.retry(httpcache.ErrUnshared) // the run may have had no credentials
+	}
 	switch res.Source {
 	case guard.Waited:
 		if !c.mayCollapse(p) {
@@ -260,6 +267,13 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 
 // trustEvery is the number of hits of which one, at random, is noted for its key.
 const trustEvery = 16
+
+// usableAtOnce reports whether a page may be used without a validation. A failure that is
+// passed to requests that waited may not.
+func usableAtOnce(p *httpcache.Page) bool {
+	verdict, _ := rfc9111.MayServe(p.Freshness, p.Freshness.InitialAge, rfc9111.RequestControl{})
+	return verdict != rfc9111.Validate
+}
 
 // mayCollapse reports whether the run of another request answers this one, even if each
 // use needs a validation. It does if the run began after the request came. The beginning

@@ -93,7 +93,7 @@ func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
 	switch {
 	case d.For != rfc9111.Anyone:
 		return string(d.Reason)
-	case a.credentialed && !d.Control.SaysShared():
+	case a.credentialed && !d.Control.SaysShared() && !a.trusts(d):
 		return "personal"
 	case a.credentialed && needsValidation(d):
 		return "always-validated"
@@ -101,6 +101,24 @@ func (a *asked) withheld(d *rfc9111.Decision, tagsFit bool) string {
 		return "tags"
 	}
 	return ""
+}
+
+// trusts reports whether a response to a request with credentials may be shared though it
+// does not say so: see Options.TrustOrigin. Store has applied the rules of Authorization. A
+// client's certificate is no header, and so the response can't vary on it.
+func (a *asked) trusts(d *rfc9111.Decision) bool {
+	return a.mixes() && a.mayUse(d.Freshness) && (a.TLS == nil || len(a.TLS.PeerCertificates) == 0)
+}
+
+// mayUse reports whether a page's freshness lets it answer a request that mixes. The response
+// has to state its lifetime: otherwise its handler may not know of caches, and looked for
+// credentials without a word of it.
+func (a *asked) mayUse(f rfc9111.Freshness) bool {
+	switch f.Origin {
+	case rfc9111.FromNothing, rfc9111.FromOptions, rfc9111.FromHeuristic:
+		return !a.mixes()
+	}
+	return true
 }
 
 // needsValidation reports whether a response says that it must be validated before each use.
@@ -276,7 +294,11 @@ func (r *run) validated() {
 	if unfit && r.misfits() {
 		o.then = runAlone
 	}
-	if r.notOver() {
+	switch {
+	case !r.notOver():
+	case unfit && r.asked.mixes():
+		r.turn.Fail(r.pausing(httpcache.ErrUnshared)) // the stored page stays
+	default:
 		f := r.turn.Fill
 		if f.Private = unfit; !unfit {
 			f.Tags = append(f.Tags, r.tags...)

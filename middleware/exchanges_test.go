@@ -39,10 +39,11 @@ type session struct {
 
 // An exchangeRun is one call of the handler.
 type exchangeRun struct {
-	identity string // of the user, as the handler saw it; empty: none
-	says     http.Header
-	status   int
-	users    map[string]bool // that got a mark of it
+	identity   string // of the user, as the handler saw it; empty: none
+	authorized bool   // it saw Authorization
+	says       http.Header
+	status     int
+	users      map[string]bool // that got a mark of it
 }
 
 // pick returns one of some strings, of which "" stands for nothing.
@@ -57,6 +58,7 @@ func (s *session) options() middleware.Options {
 	o.Cookies = [][]string{nil, nil, {}, {"theme"}}[s.rand.IntN(4)]
 	o.Forward = [][]string{nil, nil, {}, {middleware.AllHeaders}, {middleware.AllHeaders}}[s.rand.IntN(5)]
 	o.Headers = [][]string{nil, nil, {"X-Color"}, {"X-Tenant"}}[s.rand.IntN(4)]
+	o.TrustOrigin = s.rand.IntN(4) == 0
 	if s.rand.IntN(4) == 0 {
 		o.Key = func(r *http.Request) string { return r.Header.Get("X-Color") }
 	}
@@ -144,7 +146,7 @@ func (s *session) plan() (status int, h http.Header, took time.Duration, trailer
 func (s *session) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	status, says, took, trailer := s.plan()
-	run := &exchangeRun{identity: identityOf(r), says: says, status: status, users: map[string]bool{}}
+	run := &exchangeRun{identity: identityOf(r), authorized: r.Header.Get("Authorization") != "", says: says, status: status, users: map[string]bool{}}
 	mark := fmt.Sprintf("<run %d>", len(s.runs))
 	s.runs = append(s.runs, run)
 	s.mu.Unlock()
@@ -190,7 +192,9 @@ func (run *exchangeRun) shareable(o *middleware.Options) bool {
 	case run.says.Get("Set-Cookie") != "" && (!o.StoreSetCookie || !says) && !has(`no-cache="Set-Cookie"`):
 		return false
 	case run.identity != "":
-		return says && !has("no-cache") && !strings.Contains(cc, "max-age=0")
+		stated := has("max-age") || run.says.Get("Expires") != "" && run.says.Get("Cdn-Cache-Control") == ""
+		trusted := o.TrustOrigin && stated && (!run.authorized || has("must-revalidate"))
+		return (says || trusted) && (!has("no-cache") || has(`no-cache="Set-Cookie"`)) && !strings.Contains(cc, "max-age=0")
 	}
 	return true
 }

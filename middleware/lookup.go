@@ -14,8 +14,8 @@ import (
 func (c *call) lookUp() (served, stored bool) {
 	ctx := c.asked.Context()
 	p, res, ok := c.peek(ctx)
-	if !ok {
-		return false, false
+	if !ok || !c.asked.mayUse(p.Freshness) {
+		return false, ok
 	}
 	age := ageOf(p, res)
 	switch verdict, _ := rfc9111.MayServe(p.Freshness, age, c.says); verdict {

@@ -117,6 +117,15 @@ type Options struct {
 	// client, account, role or tenant in them. A header in Headers or Forward is none.
 	Credentials []string
 
+	// TrustOrigin shares as RFC 9111 allows. Requests with credentials and requests without
+	// share one set of pages. A cookie or an API key does not keep a response that states its
+	// own lifetime from all of them. A response to a request with Authorization still has to
+	// say public, s-maxage or must-revalidate (3.5). Danger: a handler that forgets private on
+	// one page of one user shows that page to all users, and a page that was made without
+	// credentials is served to users who are logged in unless it says Vary. Default: requests
+	// with credentials share only with each other, and only public or s-maxage.
+	TrustOrigin bool
+
 	// # Which responses are stored, and how
 
 	// MaxBody bounds a stored body, in bytes. A longer one streams on and is not stored.

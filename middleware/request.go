@@ -57,7 +57,7 @@ func endToEnd(r *http.Request) *http.Request {
 // key is the guard's key of the page. epoch is empty if there are none.
 func (a *asked) key(epoch string) string {
 	kind := keyShared
-	if a.credentialed {
+	if a.credentialed && !a.mixes() {
 		kind = keyCredentialed
 	}
 	key := kind + a.page
@@ -66,6 +66,10 @@ func (a *asked) key(epoch string) string {
 	}
 	return key
 }
+
+// mixes reports whether the request has credentials and shares its pages with requests that
+// have none: see Options.TrustOrigin.
+func (a *asked) mixes() bool { return a.credentialed && a.site.opts.TrustOrigin }
 
 // listed is a digest of the parts of the request that the options make part of the key.
 func (a *asked) listed() string {

@@ -64,7 +64,7 @@ func (r *run) yield(reason string) {
 	case usable && !about:
 		r.turn.Fail(r.pausing(httpcache.ErrUnshared))
 		return
-	case usable || !about && !r.asked.credentialed || marks.Get(key).Trusted:
+	case usable || !about && (!r.asked.credentialed || r.asked.mixes()) || marks.Get(key).Trusted:
 		if before := marks.Strike(key); before.Strikes == 0 {
 			r.turn.Fail(r.pausing(httpcache.ErrUnshared)) // the next one tells
 			return

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"testing"
+	"time"
 )
 
 func TestConformanceVary(t *testing.T) {
@@ -72,6 +73,30 @@ func TestConformanceVary(t *testing.T) {
 		}},
 	}
 	tell(t, stories)
+}
+
+// With -trust-origin the rules of credentials are those of RFC 9111 (3.5).
+func TestConformanceTrustOrigin(t *testing.T) {
+	fresh := "Cache-Control: max-age=3600"
+	a := func(lines ...string) []string { return lines }
+	who, cookie := a("Authorization: Bearer x"), a("Cookie: a=1")
+	first := func(name string, header, send, next []string, again outcome) story {
+		return story{name, []step{{header: header, send: send, want: origin}, {header: header, send: next, want: again}}}
+	}
+	public, must := a("Cache-Control: public, max-age=3600"), a("Cache-Control: max-age=3600, must-revalidate")
+	tell(t, []story{
+		first("a cookie, then none", a(fresh), cookie, nil, cached),
+		first("a cookie, then another", a(fresh), cookie, a("Cookie: a=2"), cached),
+		first("another cookie, with Vary", a(fresh, "Vary: Cookie"), cookie, a("Cookie: a=2"), origin),
+		first("a cookie, private", a("Cache-Control: private, max-age=3600"), cookie, cookie, origin),
+		first("a cookie, no lifetime", a("Last-Modified: "+at(-1000*time.Hour)), cookie, nil, origin),
+		first("Authorization alone", a(fresh), who, who, origin),
+		first("Authorization, public", public, who, nil, cached),
+		first("Authorization, s-maxage", a("Cache-Control: s-maxage=3600"), who, nil, cached),
+		first("Authorization, must-revalidate", must, who, a("Authorization: Bearer y"), cached),
+		first("Authorization, private", a("Cache-Control: private, max-age=3600"), who, nil, origin),
+		first("none, then Authorization", a(fresh), nil, who, cached),
+	}, "-trust-origin")
 }
 
 func TestConformanceRequests(t *testing.T) {

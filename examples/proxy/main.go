@@ -33,7 +33,7 @@ import (
 type config struct {
 	listen, upstream, redis, via string
 	ttl, stale, staleIfError     time.Duration
-	heuristic                    bool
+	heuristic, trustOrigin       bool
 	maxBody                      int
 }
 
@@ -49,6 +49,7 @@ func parse(args []string) (config, error) {
 	f.BoolVar(&c.heuristic, "heuristic", true, "responses that state no lifetime are fresh for a tenth of the time since Last-Modified, a day at most")
 	f.DurationVar(&c.stale, "stale", 0, "how long stale responses are served during a refresh and instead of an error, if the response states no time of its own")
 	f.DurationVar(&c.staleIfError, "stale-if-error", 0, "how long stale responses are served instead of an error, if that is longer than -stale")
+	f.BoolVar(&c.trustOrigin, "trust-origin", false, "share pages among users as RFC 9111 allows: a cookie keeps no response from others that does not say private")
 	f.IntVar(&c.maxBody, "max-body", 1<<20, "bytes of the largest body to store")
 	return c, f.Parse(args)
 }
@@ -94,6 +95,7 @@ func serve(ctx context.Context, l net.Listener, c config) error {
 		Stale:        c.stale,
 		StaleIfError: c.staleIfError,
 		Heuristic:    c.heuristic,
+		TrustOrigin:  c.trustOrigin,
 		MaxBody:      c.maxBody,
 		Via:          c.via,
 		Near:         guard.Near{MaxBytes: 64 << 20},

@@ -317,6 +317,27 @@ func TestAsASharedCache(t *testing.T) {
 	})
 }
 
+func TestHarmlessCookiesShareByTheResponse(t *testing.T) {
+	for control, calls := range map[string]int64{
+		"public, max-age=60": 1, "max-age=60": 1, "private, max-age=60": 3, "no-store": 3,
+	} {
+		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", control)
+			fmt.Fprint(w, "hello")
+		})
+		a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) { o.Shared, o.Harmless = true, []string{"Cookie"} })
+		for i := range 3 {
+			ask(t, a, v.URL, "Cookie", "sid="+strconv.Itoa(i))
+			if calls == 1 {
+				waitStored(t, a, v.URL)
+			}
+		}
+		if got := v.calls.Load(); got != calls {
+			t.Errorf("%s: %d calls, want %d", control, got, calls)
+		}
+	}
+}
+
 func TestUnsafeMethodsInvalidate(t *testing.T) {
 	inFleets(t, func(t *testing.T, open openFleet) {
 		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
