@@ -139,6 +139,9 @@ func (o *openTurn) end(answer func(*fill)) bool {
 	o.mu.Lock()
 	ended := o.ended
 	o.ended = true
+	if !ended && o.turn != nil && o.turn.f.preview != nil {
+		o.turn.f.preview.end()
+	}
 	o.mu.Unlock()
 	if ended {
 		return false
