@@ -60,6 +60,9 @@ func (l *leader) fetchTurns() {
 		}
 	}
 	for _, p := range parts {
+		defer p.cancel(nil) // also if an Observer panics
+	}
+	for _, p := range parts {
 		p.fetch()
 		p.cancel(nil)
 	}

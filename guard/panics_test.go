@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -192,6 +193,65 @@ func TestPanickingObserverOfABudgetKeepsAsking(t *testing.T) {
 		turn.Store("v")
 		if v := <-got; v != "v" {
 			w.Errorf("got %q, want the value that another process fetched", v)
+		}
+	})
+}
+
+func TestPanicOfAWaitingCallerLeavesItsFlight(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		p := policy(func(p *guard.Policy) {
+			p.SoftTimeout, p.StaleIfError, p.StaleOn = 100*time.Millisecond, time.Hour, nil
+		})
+		fleet := w.fleet(1, p)
+		p.Observer = panicsWhen{cache.StaleServed}
+		g := w.guard(w.open(), p)
+		time.Sleep(time.Second)
+		must(w, fleet[0].Set(w.Context(), "k", "old"))
+		time.Sleep(2 * time.Minute)
+		turn := begin(w, fleet[0], "k")
+		func() {
+			defer func() {
+				if recover() == nil {
+					w.Error("the Observer did not panic")
+				}
+			}()
+			_, _, _ = g.Begin(w.Context(), "k", nil)
+		}()
+		turn.Release()
+		time.Sleep(time.Second)
+		// A turn that was given to the caller that has left would hold the lease.
+		start := time.Now()
+		begin(w, fleet[0], "k").Release()
+		if took := time.Since(start); took > 0 {
+			w.Errorf("the lease was held for %v", took)
+		}
+	})
+}
+
+// exitsWhen is an Observer that deletes the key and ends its goroutine at events of a kind.
+type exitsWhen struct {
+	kind   cache.EventKind
+	change func()
+}
+
+func (x exitsWhen) Observe(e cache.Event) {
+	if e.Kind == x.kind {
+		x.change()
+		runtime.Goexit()
+	}
+}
+
+func TestLossOfALeaseAfterItsGoroutineExited(t *testing.T) {
+	inMemory(t, func(w *world) {
+		s := w.open()
+		other := w.guard(w.open(), policy())
+		g := w.guard(s, policy(func(p *guard.Policy) {
+			p.Observer = exitsWhen{cache.FetchStarted, func() { must(w, other.Delete(w.Context(), "k")) }}
+		}))
+		for range 20 {
+			if _, err := g.Get(w.Context(), "k", never); err == nil {
+				w.Error("no error")
+			}
 		}
 	})
 }
