@@ -54,7 +54,7 @@ fuzz: deps ## run each fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) .ci/fuzz
 
 site: ## build the documentation site from docs/ into site/dist; needs node
-	cd site && npm ci --no-audit --no-fund && npx vitepress build
+	cd site && npm install --no-save --no-audit --no-fund && npx vitepress build
 
 site-check: site ## open each page of the site in a real browser
 	cd site && node check.mjs
