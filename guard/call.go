@@ -183,17 +183,23 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	if !solo {
 		l.start()
 	}
-	for i, w := range joined {
-		w.out = c.await(kind, w, joined[i:], number)
-		c.e.flights.leave(w.f, number)
-	}
-	for _, w := range ws {
-		if w.offer == nil || w.out.turn != nil {
-			continue
+	rest := joined
+	defer func() { // also if an Observer or a function of the policy has panicked
+		for _, w := range rest {
+			c.e.flights.leave(w.f, number)
 		}
-		if t := w.offer.leave(); t != nil { // given at this very moment
-			t.release()
+		for _, w := range ws {
+			if w.offer == nil || w.out.turn != nil {
+				continue
+			}
+			if t := w.offer.leave(); t != nil { // given at this very moment
+				t.release()
+			}
 		}
+	}()
+	for ; len(rest) > 0; rest = rest[1:] {
+		rest[0].out = c.await(kind, rest[0], rest, number)
+		c.e.flights.leave(rest[0].f, number)
 	}
 }
 

@@ -60,6 +60,9 @@ func (l *leader) fetchTurns() {
 		}
 	}
 	for _, p := range parts {
+		defer p.cancel(nil) // also if an Observer panics
+	}
+	for _, p := range parts {
 		p.fetch()
 		p.cancel(nil)
 	}
@@ -389,10 +392,22 @@ func (t *timedOut) Unwrap() error { return ErrFetchTimeout }
 // hand gives a turn to the caller that is to fetch and waits for its end.
 func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
 	o := startTurn(p.ctx, l.e, p, t, r, &p.keys, paid.expense)
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		err := error(ErrGoexit)
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+		o.end(func(r *fill) { r.err = err })
+	}()
 	if l.refresh != nil {
 		l.refresh(o)
 	} else if !l.offer.give(o) {
 		o.release()
 	}
 	<-t.f.settled
+	returned = true
 }

@@ -139,9 +139,6 @@ func (c *call) fetchInstead(all []*want) {
 		}
 		return
 	}
-	for _, w := range late {
-		e.events.report(c.ctx, cache.Unguarded, cache.Event{Key: w.key, Err: w.out.err})
-	}
 	own := *c
 	own.ctx = context.WithValue(c.ctx, slotKey{}, e.slots)
 	defer func() {
@@ -151,6 +148,9 @@ func (c *call) fetchInstead(all []*want) {
 			leave()
 		}
 	}()
+	for _, w := range late {
+		e.events.report(c.ctx, cache.Unguarded, cache.Event{Key: w.key, Err: w.out.err})
+	}
 	own.fetchOwn(late, UnguardedFetch, func(_ *want, r *fill) { r.private = true })
 }
 

@@ -199,6 +199,8 @@ func (l *leader) spare(f *flight) (o *outcome, done func()) {
 	if e.payer.doomed.Add(1) <= maxDoomed {
 		return nil, done
 	}
+	defer done() // also if an Observer panics
+	done = func() {}
 	paid, err := e.payer.spend(l.ctx, f.key, Spending{Cost: e.policy.Cost, Priority: e.policy.Priority})
 	if err == nil { // there is something again
 		paid.expense.Settle(0)
