@@ -58,7 +58,7 @@ func (s *session) options() middleware.Options {
 	o.Cookies = [][]string{nil, nil, {}, {"theme"}}[s.rand.IntN(4)]
 	o.Forward = [][]string{nil, nil, {}, {middleware.AllHeaders}, {middleware.AllHeaders}}[s.rand.IntN(5)]
 	o.Headers = [][]string{nil, nil, {"X-Color"}, {"X-Tenant"}}[s.rand.IntN(4)]
-	o.TrustOrigin = s.rand.IntN(4) == 0
+	o.TrustOrigin, o.StorePost = s.rand.IntN(4) == 0, s.rand.IntN(2) == 0
 	if s.rand.IntN(4) == 0 {
 		o.Key = func(r *http.Request) string { return r.Header.Get("X-Color") }
 	}
@@ -146,6 +146,9 @@ func (s *session) plan() (status int, h http.Header, took time.Duration, trailer
 func (s *session) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	status, says, took, trailer := s.plan()
+	if s.rand.IntN(2) == 0 {
+		says.Set("Content-Location", r.RequestURI)
+	}
 	run := &exchangeRun{identity: identityOf(r), authorized: r.Header.Get("Authorization") != "", says: says, status: status, users: map[string]bool{}}
 	mark := fmt.Sprintf("<run %d>", len(s.runs))
 	s.runs = append(s.runs, run)

@@ -26,8 +26,8 @@ const (
 )
 
 // invalidate deletes the pages that the response to a request with an unsafe method makes
-// invalid (RFC 9111, 4.4).
-func (m *Middleware) invalidate(received *http.Request, status int, h http.Header) error {
+// invalid (RFC 9111, 4.4), except for one key.
+func (m *Middleware) invalidate(received *http.Request, status int, h http.Header, except string) error {
 	urls := rfc9111.Invalidated(received, received.TLS != nil, status, h)
 	if len(urls) == 0 {
 		return nil
@@ -46,23 +46,23 @@ func (m *Middleware) invalidate(received *http.Request, status int, h http.Heade
 	for _, u := range urls {
 		switch scope {
 		case AllPages:
-			errs = append(errs, m.pages.forget(ctx, m.site.keysOf(u)))
+			errs = append(errs, m.pages.forget(ctx, m.site.keysOf(u), except))
 		case OwnPages:
-			errs = append(errs, m.forgetOwn(ctx, received, u))
+			errs = append(errs, m.forgetOwn(ctx, received, u, except))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// forgetOwn deletes the pages of a URL that a request could get.
-func (m *Middleware) forgetOwn(ctx context.Context, r *http.Request, u *url.URL) error {
+// forgetOwn deletes the pages of a URL that a request could get, except for one key.
+func (m *Middleware) forgetOwn(ctx context.Context, r *http.Request, u *url.URL, except string) error {
 	get := r.Clone(ctx)
 	get.Method, get.Host, get.RequestURI = http.MethodGet, u.Host, u.RequestURI()
 	get.URL = &url.URL{Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}
 	a := newAsked(m.site, get, m.site.termsFor(get))
 	all := m.site.keysOf(u)
 	if !a.terms.epochs {
-		return m.pages.forget(ctx, all)
+		return m.pages.forget(ctx, all, except)
 	}
 	res, err := m.pages.guard.Peek(ctx, keyEpoch+a.page)
 	switch {

@@ -147,6 +147,12 @@ type Options struct {
 	// StoreSetCookie stores a response with Set-Cookie if it says public or s-maxage. All
 	// its clients then get that cookie. Default: the response is not shared.
 	StoreSetCookie bool
+	// StorePost stores the response to a POST for later GETs of its URL, if it has status 200,
+	// says public or s-maxage, states its lifetime, varies on nothing, and its Content-Location
+	// is that URL (RFC 9110, 9.3.3). Each POST, and each invalidation, then takes more round
+	// trips. Such a response is not stored if it has tags, trailers or a content coding, or if
+	// Headers, Cookies or Key tell its requests apart. Default: it is not stored.
+	StorePost bool
 	// MakeETag adds an ETag to stored responses that lack one.
 	MakeETag bool
 	// Compress stores responses with a text of 1 KiB or more in gzip as well, for clients

@@ -92,10 +92,13 @@ func (p *pages) expireVariants(ctx context.Context, page string) error {
 	return errors.Join(errs...)
 }
 
-// forget deletes keys.
-func (p *pages) forget(ctx context.Context, keys []string) error {
+// forget deletes keys, in their order, with the exceptions.
+func (p *pages) forget(ctx context.Context, keys []string, except ...string) error {
 	var errs []error
 	for _, key := range keys {
+		if slices.Contains(except, key) {
+			continue
+		}
 		errs = append(errs, p.guard.Delete(ctx, key))
 		p.marks.Remove(key)
 	}

@@ -19,6 +19,7 @@ type passWriter struct {
 	onHeader func(status int, h http.Header) // before the header is written, once
 	status   int
 	header   http.Header // at that time
+	posted   *posted     // the response may be stored for GETs; nil: it may not
 	n        int64
 	returned bool
 	hijacked bool
@@ -44,15 +45,18 @@ func (a *reply) pass(fwd rfc9111.Fwd, why string) *passWriter {
 func (a *reply) otherMethod() {
 	r := a.asked.Request
 	received := asReceived(r) // a copy: the handler may rewrite the request
-	pw := &passWriter{ResponseWriter: a.w}
+	pw := &passWriter{ResponseWriter: a.w, posted: a.m.post(received)}
 	pw.onHeader = func(status int, h http.Header) {
 		a.m.site.addVia(h, r.ProtoMajor, r.ProtoMinor)
-		if err := a.m.invalidate(received, status, httpcache.CanonicalHeader(h)); err != nil {
+		plain := httpcache.CanonicalHeader(h)
+		err := a.m.invalidate(received, status, plain, pw.posted.key())
+		if err != nil {
 			a.event.Err = err
 		}
-		a.status(h, rfc9111.Status{Fwd: rfc9111.FwdMethod})
+		a.status(h, rfc9111.Status{Fwd: rfc9111.FwdMethod, Stored: err == nil && pw.posted.decide(status, plain)})
 	}
 	defer a.passed(pw)
+	defer pw.posted.end(pw)
 	pw.run(a.next, a.m.site.withVia(r))
 }
 
@@ -107,6 +111,7 @@ func (w *passWriter) Write(p []byte) (int, error) {
 	}
 	n, err := w.ResponseWriter.Write(p)
 	w.n += int64(n)
+	w.posted.add(p[:n])
 	return n, err
 }
 
@@ -114,6 +119,9 @@ func (w *passWriter) Write(p []byte) (int, error) {
 func (w *passWriter) ReadFrom(from io.Reader) (int64, error) {
 	if w.status == 0 {
 		w.commit(http.StatusOK)
+	}
+	if w.posted.wanted() {
+		return io.Copy(struct{ io.Writer }{w}, from)
 	}
 	n, err := io.Copy(w.ResponseWriter, from)
 	w.n += n

@@ -183,12 +183,16 @@ const (
 	keyShared       = "s " // responses to requests without credentials
 	keyCredentialed = "c " // responses to requests with credentials
 	keyEpoch        = "e " // see pageKey
+	keyPosted       = "p " // see posted
 )
 
 // keysOf are the keys that lead to all pages of a URL.
 func (s *site) keysOf(u *url.URL) []string {
 	t := target(u.Scheme, s.host(u.Host), u.EscapedPath(), s.query(u.RawQuery))
 	var keys []string
+	if s.opts.StorePost {
+		keys = append(keys, keyPosted+t) // before the others: see posted
+	}
 	if s.epochs {
 		keys = append(keys, keyEpoch+t)
 	}

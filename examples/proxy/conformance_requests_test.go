@@ -244,6 +244,12 @@ func TestConformanceRequests(t *testing.T) {
 			{method: "POST", header: []string{fresh}, want: origin},
 			{header: []string{fresh}, want: origin},
 		}},
+		story{"a response to POST that is the content of its URL is one", []step{
+			{path: "/a", method: "POST", header: []string{"Cache-Control: public, max-age=3600", "Content-Location: a"}, want: origin},
+			{path: "/a", want: cached, wantBody: "answer 1"},
+			{path: "/a", method: "HEAD", want: cached},
+			{path: "/a", method: "POST", want: origin},
+		}},
 		story{"a method by another name changes nothing", []step{
 			{header: []string{fresh}, want: origin},
 			{send: []string{"X-HTTP-Method-Override: DELETE"}, want: cached},

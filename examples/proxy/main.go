@@ -96,6 +96,7 @@ func serve(ctx context.Context, l net.Listener, c config) error {
 		StaleIfError: c.staleIfError,
 		Heuristic:    c.heuristic,
 		TrustOrigin:  c.trustOrigin,
+		StorePost:    true,
 		MaxBody:      c.maxBody,
 		Via:          c.via,
 		Near:         guard.Near{MaxBytes: 64 << 20},

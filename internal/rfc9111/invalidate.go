@@ -22,7 +22,28 @@ func Unsafe(method string) bool {
 // of the same origin. The URLs are absolute, without fragments and duplicates. A target
 // without a host gets the request's Host; secure: the request came by https.
 func Invalidated(req *http.Request, secure bool, status int, resp http.Header) []*url.URL {
-	if !Unsafe(req.Method) || status < 200 || status > 399 || req.URL == nil {
+	target := targetOf(req, secure)
+	if !Unsafe(req.Method) || status < 200 || status > 399 || target == nil {
+		return nil
+	}
+	urls := []*url.URL{target}
+	for _, name := range []string{"Location", "Content-Location"} {
+		given := resp.Get(name)
+		u, err := target.Parse(given)
+		if given == "" || err != nil || !sameOrigin(u, target) {
+			continue
+		}
+		u.User, u.Fragment, u.RawFragment = nil, "", ""
+		if !slices.ContainsFunc(urls, func(have *url.URL) bool { return have.String() == u.String() }) {
+			urls = append(urls, u)
+		}
+	}
+	return urls
+}
+
+// targetOf is the absolute URL of a request without its fragment; nil: the request has none.
+func targetOf(req *http.Request, secure bool) *url.URL {
+	if req.URL == nil {
 		return nil
 	}
 	target := *req.URL
@@ -33,19 +54,7 @@ func Invalidated(req *http.Request, secure bool, status int, resp http.Header) [
 		}
 	}
 	target.User, target.Fragment, target.RawFragment = nil, "", ""
-	urls := []*url.URL{&target}
-	for _, name := range []string{"Location", "Content-Location"} {
-		given := resp.Get(name)
-		u, err := target.Parse(given)
-		if given == "" || err != nil || !sameOrigin(u, &target) {
-			continue
-		}
-		u.User, u.Fragment, u.RawFragment = nil, "", ""
-		if !slices.ContainsFunc(urls, func(have *url.URL) bool { return have.String() == u.String() }) {
-			urls = append(urls, u)
-		}
-	}
-	return urls
+	return &target
 }
 
 // sameOrigin compares scheme, host and port (RFC 9110, 4.3.1).
