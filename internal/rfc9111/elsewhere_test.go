@@ -19,7 +19,12 @@ var elsewhere = []tested{
 	{rule{"9111 3.2", "a freshened response is judged again by its new fields"}, "TestFreshenedResponseIsJudgedAgain", kept},
 	{rule{"9111 3.3", "a body shorter than its Content-Length isn't stored"}, "middleware.TestPitfall37BrokenBodiesAreNotStored, transport.TestDoesNotTrustItsBaseWithLengths", kept},
 	{rule{"9111 3.3", "a body that is broken off isn't stored"}, "middleware.TestPitfall37BrokenBodiesAreNotStored, transport.TestStoresNoPartOfABody", kept},
-	{rule{"9111 3.4", "parts may be combined"}, "", "not done: 206 isn't stored"},
+	{rule{"9111 3.3", "a transport stores a part with a strong ETag, and answers ranges within it"}, "transport.TestStoredPartAnswersRangesWithinIt", kept},
+	{rule{"9111 3.3", "no other part is stored"}, "transport.TestOnlySafePartsAreStored", kept},
+	{rule{"9111 3.4", "a transport combines parts that touch and have the same strong ETag"}, "transport.TestPartsThatTouchBecomeTheWhole", kept},
+	{rule{"9111 3.4", "parts of different ETags are not combined"}, "transport.TestPartsOfAnotherETagAreNotCombined", kept},
+	{rule{"9111 3.4", "a request for the whole is completed from a part"}, "", "not done: it gets a call of its own"},
+	{rule{"9111 3.4", "a middleware stores parts"}, "", "not done: a run makes the whole page, which answers ranges"},
 
 	{rule{"9111 4", "a stored response answers its own URI only"}, "middleware.TestStoredResponseIsServedAgain, transport.TestServesFreshResponsesToTheWholeFleet", kept},
 	{rule{"9111 4", "a stored GET answers GET and HEAD"}, "middleware.TestPitfall38Head, transport.TestAnswersConditionsRangesAndHead", kept},

@@ -59,8 +59,8 @@ var storeRows = []storeRow{
 	{rule{"9111 3", "a lifetime of zero with a validator is stored, to be validated"}, "", "Cache-Control: max-age=0\nLast-Modified: $-1h", shared, anyone, ""},
 	{rule{"9111 3", "Options.Lifetime stands in for a lifetime"}, "", "X: y", lifetime, anyone, ""},
 	{rule{"9111 3", "Options.Lifetime does so only for statuses that are heuristically cacheable"}, "", "500\nX: y", lifetime, nobody, rfc9111.ReasonNoFreshness},
-	{rule{"9111 3.3", "206 isn't stored"}, "", "206\nCache-Control: max-age=60\nContent-Range: bytes 0-1/9", shared, nobody, rfc9111.ReasonStatus},
-	{rule{"9111 3.3", "a response with Content-Range isn't stored"}, "", "Cache-Control: max-age=60\nContent-Range: bytes 0-1/9", shared, nobody, rfc9111.ReasonPartial},
+	{rule{"9111 3.3", "206 isn't stored as a whole response"}, "", "206\nCache-Control: max-age=60\nContent-Range: bytes 0-1/9", shared, nobody, rfc9111.ReasonStatus},
+	{rule{"9111 3.3", "nor is a response with Content-Range"}, "", "Cache-Control: max-age=60\nContent-Range: bytes 0-1/9", shared, nobody, rfc9111.ReasonPartial},
 
 	{rule{"9111 3.5", "the response to a request with Authorization isn't shared"}, "GET\nAuthorization: x", "Cache-Control: max-age=60", shared, nobody, rfc9111.ReasonAuthorization},
 	{rule{"9111 3.5", "a private cache stores it for its user"}, "GET\nAuthorization: x", "Cache-Control: max-age=60", private, user, rfc9111.ReasonAuthorization},

@@ -147,26 +147,27 @@ func foundIn(r guard.Result[*httpcache.Page]) *found {
 	return &found{r.Value, r.Value.Freshness.InitialAge + r.Age, r.Source, r.Source != guard.UnguardedFetch}
 }
 
-// compareHead deletes the page of a GET that the answer to a HEAD shows to be outdated
-// (RFC 9111, 4.3.5).
+// compareHead deletes the page of a GET, and a part of it, that the answer to a HEAD shows to be
+// outdated (RFC 9111, 4.3.5).
 func (x *exchange) compareHead(resp *http.Response) {
 	if x.method != http.MethodHead || resp.StatusCode != http.StatusOK {
 		return
 	}
-	f, at, ok := x.peek(x.getSlot())
-	if !ok {
-		return
+	for _, at := range []slot{{key: x.partKey()}, x.getSlot()} {
+		if f, at, ok := x.peek(at); ok && !x.headAgrees(f, resp.Header) {
+			_ = x.t.guard.Delete(context.WithoutCancel(x.ctx), at.key)
+		}
 	}
-	head := resp.Header
+}
+
+func (x *exchange) headAgrees(f *found, head http.Header) bool {
 	if slices.Contains(f.page.Vary, "Accept-Encoding") && len(x.own().Header["Accept-Encoding"]) == 0 {
 		// A base may ask for an encoding by itself, as net/http's does for GET only.
 		head = head.Clone()
 		delete(head, "Etag")
 		delete(head, "Content-Length")
 	}
-	if !rfc9111.HeadAgrees(f.page.Header, head) {
-		_ = x.t.guard.Delete(context.WithoutCancel(x.ctx), at.key)
-	}
+	return rfc9111.HeadAgrees(f.page.Header, head)
 }
 
 // A decision is about a response at its header.

@@ -372,8 +372,8 @@ func (x *exchange) failed(at slot, have *found, err error) (*http.Response, erro
 	return nil, err
 }
 
-// ranges answers a request for a part of a response if the whole is stored and fresh.
-// Else the request is passed on: the whole may be long.
+// ranges answers a request for a part of a response if the whole, or that part of it, is
+// stored and fresh. Else the request is passed on: the whole may be long.
 func (x *exchange) ranges() (*http.Response, error) {
 	f, _, ok := x.peek(slot{key: x.key})
 	if ok {
@@ -385,8 +385,11 @@ func (x *exchange) ranges() (*http.Response, error) {
 			return x.answer(f, x.hit(f)), nil
 		}
 	}
+	if resp := x.storedPart(f); resp != nil {
+		return resp, nil
+	}
 	if x.control.OnlyIfCached {
 		return x.gatewayTimeout(), nil
 	}
-	return x.t.pass(x.req, x.p, rfc9111.FwdPartial, "")
+	return x.fetchPart()
 }

@@ -107,9 +107,11 @@ func (t *Transport) Purge(req *http.Request) error { return t.forget(req, t.poli
 
 func (t *Transport) forget(req *http.Request, p *HostPolicy) error {
 	var errs []error
-	for _, method := range []string{http.MethodGet, http.MethodHead} {
+	for _, method := range []string{methodPart, http.MethodGet, http.MethodHead} { // in this order: see parts
 		like := *req
-		like.Method = method
+		if like.Method = method; method == methodPart {
+			like.Method = http.MethodGet
+		}
 		custom, ok := customKey(p, &like)
 		if !ok {
 			continue
