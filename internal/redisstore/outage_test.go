@@ -155,6 +155,23 @@ func TestReadManyEndsWhenTheBreakerOpens(t *testing.T) {
 	})
 }
 
+// An answer that is there before its caller waits for it is the answer.
+func TestQuickAnswerIsNoTimeout(t *testing.T) {
+	s := opened(t, redistest.RunEmbedded(t).Client(), redisstore.Options{RedisTimeout: time.Minute})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 10_000 {
+				if err := redisstore.Bounded(s, func(context.Context) error { return nil }); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // A master without the replicas that it wants (min-replicas-to-write) takes no writes, and
 // its entries can be read.
 func TestBreakerStaysClosedWithoutReplicas(t *testing.T) {
