@@ -177,8 +177,13 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 	if leave == nil {
 		return l.e.noSlot()
 	}
-	if !l.goUnguarded(f, leave, why) {
-		leave()
+	goes := false
+	defer func() {
+		if !goes { // an Observer may have panicked
+			leave()
+		}
+	}()
+	if goes = l.goUnguarded(f, leave, why); !goes {
 		return l.e.noSlot()
 	}
 	return nil
@@ -221,13 +226,13 @@ func (l *leader) goWithoutStore(away []*flight) {
 				return
 			}
 			leave := l.e.slots.wait(l.ctx, other.abandoned)
+			if leave != nil {
+				defer leave()
+			}
 			for _, f := range other.flights {
 				if leave == nil || !other.goUnguarded(f, leave, f.readErr) {
 					f.settle(l.e.noSlot())
 				}
-			}
-			if leave != nil && len(other.turns) == 0 {
-				leave()
 			}
 			other.fetchTurns()
 		})
