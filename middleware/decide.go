@@ -128,6 +128,7 @@ func (r *run) fail(err error) {
 // keepPrivate leaves the response to the run's client. Requests that wait run the handler
 // for themselves, and so do requests that come, for a while.
 func (r *run) keepPrivate(reason string) {
+	defer r.endLive(nil)
 	r.recording = false
 	over := !r.notOver()
 	o := outcome{then: readAlong, decision: decision{reason: reason}}

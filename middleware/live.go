@@ -35,6 +35,17 @@ func (r *run) share() {
 	r.turn.Preview(p, r.tags...)
 }
 
+// endLive tells the requests that need the whole page that it will not come. It is called
+// after the end of the turn: until then another look finds the same page.
+func (r *run) endLive(err error) {
+	r.mu.Lock()
+	live := r.live
+	r.mu.Unlock()
+	if live != nil {
+		live.End(nil, err)
+	}
+}
+
 // readLive answers from a page that is still being written. It returns false if the call
 // has to look again.
 func (c *call) readLive(p *httpcache.Page, res guard.Result[*httpcache.Page]) bool {

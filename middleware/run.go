@@ -130,6 +130,7 @@ func (r *run) tooLong() {
 		r.cancel(errRunTimedOut)
 		return
 	}
+	defer r.endLive(nil)
 	r.goPrivate()
 	r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
 	if r.hasUsable() {
@@ -149,12 +150,14 @@ func (r *run) turnOver(why error) {
 	switch {
 	case errors.Is(why, guard.ErrClosed):
 		r.publish(outcome{then: giveUp, err: why})
+		r.endLive(why)
 		r.cancel(errClosing)
 	case headless && errors.Is(why, guard.ErrFetchTimeout):
 		r.publish(outcome{then: giveUp, err: why})
 		r.cancel(errRunTimedOut)
 	default:
 		r.goPrivate()
+		r.endLive(nil)
 		if !headless {
 			r.publish(outcome{then: readAlong})
 		}
@@ -327,11 +330,7 @@ func (r *run) Hijack() (conn net.Conn, rw *bufio.ReadWriter, err error) {
 func (r *run) goPrivate() {
 	r.mu.Lock()
 	r.private = r.private || !r.done
-	live := r.live
 	r.mu.Unlock()
-	if live != nil {
-		defer live.End(nil, nil)
-	}
 	if !r.rec.Pace() {
 		r.cancel(errClientGone)
 		return

@@ -1,0 +1,91 @@
+package middleware_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
+	"github.com/stampedeguard/stampede/middleware"
+)
+
+// A slowEnder is a store in which the end of a turn takes a second.
+type slowEnder struct{ *tap.Store }
+
+// Unwrap implements [store.Holder].
+func (s slowEnder) Unwrap() store.Store { return s }
+
+// Return implements [store.Store].
+func (s slowEnder) Return(ctx context.Context, back []store.Return) []store.Returned {
+	time.Sleep(time.Second)
+	return s.Store.Return(ctx, back)
+}
+
+// halves answers with the number of the run, and ends when release is closed, if it is the
+// first run.
+func halves(release <-chan struct{}) http.HandlerFunc {
+	var runs atomic.Int32
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		run := runs.Add(1)
+		fmt.Fprintf(w, "run %d", run)
+		_ = http.NewResponseController(w).Flush()
+		if run == 1 {
+			<-release
+		}
+	}
+}
+
+// A request with no-cache is not for a run from before it. If the run goes private, its turn
+// takes a while to end, and the request must not look for its own run before that.
+func TestNoCacheIsNotAnsweredByAnEarlierRun(t *testing.T) {
+	for _, why := range []string{"too large", "too long"} {
+		t.Run(why, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var runs atomic.Int32
+				o := middleware.Options{MaxBody: 1 << 10, FetchTimeout: 5 * time.Second}
+				s := openInBubbleOn(t, slowEnder{tap.New(newStore(t))}, o, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					fmt.Fprintf(w, "run %d,", runs.Add(1))
+					_ = http.NewResponseController(w).Flush()
+					if time.Sleep(time.Second); why == "too large" {
+						_, _ = io.WriteString(w, strings.Repeat("x", 2<<10))
+					}
+					time.Sleep(10 * time.Second)
+				})
+				s.read("/")
+				time.Sleep(time.Millisecond)
+				if g := s.do("/", "Cache-Control: no-cache"); !strings.HasPrefix(g.body, "run 2,") {
+					t.Errorf("%.6q; %s", g.body, g.status())
+				}
+			})
+		})
+	}
+}
+
+func TestCloseAnswersRequestsForAWholePage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		s := openInBubble(t, middleware.Options{}, halves(release)) // it does not heed its context
+		defer close(release)
+		s.read("/")
+		answer := make(chan got, 1)
+		go func() { answer <- s.do("/", "Range: bytes=0-1") }()
+		synctest.Wait()
+		_ = s.m.Close()
+		synctest.Wait()
+		select {
+		case g := <-answer:
+			s.is(g, http.StatusServiceUnavailable, "*")
+		default:
+			t.Error("the request waits for the handler")
+		}
+	})
+}
