@@ -61,8 +61,8 @@ func (c *call) readLive(p *httpcache.Page, res guard.Result[*httpcache.Page]) bo
 		return false
 	case p.Live.Err != nil:
 		return c.settleBroken(p.Live.Err)
-	case whole == nil: // too much to be kept
-		c.alone(c.marked)
+	case whole == nil: // it was too much to be kept, or was purged
+		return c.retry(httpcache.ErrUnshared)
 	default:
 		res.Stored = true
 		c.out.serve(whole, res, whole.Freshness.InitialAge, "")

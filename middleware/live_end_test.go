@@ -89,3 +89,26 @@ func TestCloseAnswersRequestsForAWholePage(t *testing.T) {
 		}
 	})
 }
+
+func TestPurgedPageIsFetchedOnceForRanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		s := openInBubble(t, middleware.Options{}, halves(release))
+		defer close(release)
+		s.read("/")
+		answers := make(chan got)
+		for range 10 {
+			go func() { answers <- s.do("/", "Range: bytes=0-4") }()
+		}
+		synctest.Wait()
+		if err := s.m.Purge(t.Context(), s.URL+"/"); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			if g := <-answers; g.err != nil || !strings.HasPrefix("run 2", g.body) {
+				t.Errorf("%q, %v", g.body, g.err)
+			}
+		}
+		s.ran(2)
+	})
+}
