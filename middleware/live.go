@@ -125,15 +125,31 @@ func (c *call) readAlong(p *httpcache.Page, res guard.Result[*httpcache.Page]) b
 }
 
 // awaitEnd waits until the run of a page that is being written is over, with its turn. If
-// the client's context ends before, it answers the request and returns false.
+// the client's context or WaitTimeout ends before, it answers the request and returns false.
 func (c *call) awaitEnd(p *httpcache.Page) bool {
+	t := time.NewTimer(time.Until(c.out.event.began.Add(c.m.waitTimeout)))
+	defer t.Stop()
 	select {
 	case <-p.Live.Over:
 		return true
+	case <-t.C:
+		c.waitedTooLong()
 	case <-c.asked.Context().Done():
 		c.out.fail(context.Cause(c.asked.Context()), nil)
-		return false
 	}
+	return false
+}
+
+// waitedTooLong answers as the guard does at the end of WaitTimeout: from a stale page if
+// there is one.
+func (c *call) waitedTooLong() {
+	if old, res, ok := c.peek(c.asked.Context()); ok {
+		if age := ageOf(old, res); rfc9111.MayServeOnError(old.Freshness, age, c.says) {
+			c.out.serve(old, res, age, "error")
+			return
+		}
+	}
+	c.out.fail(guard.ErrWaitTimeout, nil)
 }
 
 // settleBroken answers a request that got no byte of a body which is not whole. It returns

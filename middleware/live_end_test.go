@@ -112,3 +112,43 @@ func TestPurgedPageIsFetchedOnceForRanges(t *testing.T) {
 		s.ran(2)
 	})
 }
+
+func TestWaitTimeoutBoundsTheWaitForAWholePage(t *testing.T) {
+	for name, c := range map[string]struct {
+		o    middleware.Options
+		says string
+		want string
+	}{
+		"refused": {want: "503"},
+		"alone":   {middleware.Options{OnWaitTimeout: middleware.RunAlone}, "", "200 run 2"},
+		"stale":   {middleware.Options{}, ", stale-if-error=60", "206 s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				release := make(chan struct{})
+				run := halves(release)
+				c.o.WaitTimeout = time.Second
+				stale := c.says != ""
+				s := openInBubble(t, c.o, func(w http.ResponseWriter, r *http.Request) {
+					if stale {
+						stale = false
+						saying(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "stale") }, "Cache-Control: max-age=1, stale-if-error=60")(w, r)
+						return
+					}
+					run(w, r)
+				})
+				defer close(release)
+				if stale {
+					s.do("/")
+					time.Sleep(2 * time.Second)
+				}
+				s.read("/")
+				start := time.Now()
+				g := s.do("/", "Range: bytes=0-0")
+				if got := fmt.Sprint(g.StatusCode, " ", g.body); !strings.HasPrefix(got, c.want) || time.Since(start) != time.Second {
+					t.Errorf("%s after %v; %s", got, time.Since(start), g.status())
+				}
+			})
+		})
+	}
+}

@@ -21,6 +21,7 @@ type Middleware struct {
 	terms        httpcache.Terms
 	softTimeout  time.Duration // of the policy
 	fetchTimeout time.Duration // of a run; the guard's comes later
+	waitTimeout  time.Duration // of the policy
 	aloneSlots   chan struct{}
 	counters     counters
 
@@ -57,7 +58,8 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	m := &Middleware{
 		opts: opts, site: newSite(&opts), tags: tagger{opts.TagHeaders, opts.Tags, len(policy.Tags)},
 		pages: &pages{g, httpcache.NewNotes(), newKept(opts.MaxPages), opts.MaxVariants + maxRounds}, terms: httpcache.Terms{Keep: opts.KeepFor},
-		softTimeout: policy.SoftTimeout, fetchTimeout: fetchTimeout, aloneSlots: make(chan struct{}, opts.MaxAlone),
+		softTimeout: policy.SoftTimeout, fetchTimeout: fetchTimeout, waitTimeout: cmp.Or(policy.WaitTimeout, opts.WaitTimeout),
+		aloneSlots: make(chan struct{}, opts.MaxAlone),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m, nil
