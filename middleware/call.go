@@ -231,7 +231,7 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 	age := ageOf(p, res)
 	switch res.Source {
 	case guard.Waited:
-		if !c.mayCollapse(p) {
+		if !c.mayCollapse(p, p.Freshness.InitialAge) {
 			return false
 		}
 		fallthrough
@@ -261,12 +261,12 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 // trustEvery is the number of hits of which one, at random, is noted for its key.
 const trustEvery = 16
 
-// mayCollapse reports whether the run of another request answers this one, even if each
-// use needs a validation. It does if the run began after the request came. The beginning
+// mayCollapse reports whether the run of another request answers this one at an age, even if
+// each use needs a validation. It does if the run began after the request came. The beginning
 // is known of runs in this process. Runs of other processes come one after the other: the
 // second one that is waited for began later.
-func (c *call) mayCollapse(p *httpcache.Page) bool {
-	verdict, _ := rfc9111.MayServe(p.Freshness, p.Freshness.InitialAge, c.says)
+func (c *call) mayCollapse(p *httpcache.Page, age time.Duration) bool {
+	verdict, _ := rfc9111.MayServe(p.Freshness, age, c.says)
 	if verdict != rfc9111.Validate || p.Status >= 500 || !p.Reusable() || c.waited || !p.Began.IsZero() && !p.Began.Before(c.out.event.began) {
 		return true
 	}

@@ -49,7 +49,7 @@ func (r *run) endLive(err error) {
 // readLive answers from a page that is still being written. It returns false if the call
 // has to look again.
 func (c *call) readLive(p *httpcache.Page, res guard.Result[*httpcache.Page]) bool {
-	collapses := c.mayCollapse(p)
+	collapses := c.mayCollapse(p, liveAge(p))
 	if collapses && !c.needsWhole(p) {
 		return c.readAlong(p, res)
 	}
@@ -68,6 +68,11 @@ func (c *call) readLive(p *httpcache.Page, res guard.Result[*httpcache.Page]) bo
 		c.out.serve(whole, res, whole.Freshness.InitialAge, "")
 	}
 	return true
+}
+
+// liveAge is the age of a page that is being written.
+func liveAge(p *httpcache.Page) time.Duration {
+	return p.Freshness.InitialAge + time.Since(p.Live.Since)
 }
 
 // needsWhole reports whether the answer to the request depends on the whole body, or can't
@@ -94,7 +99,7 @@ func (c *call) readAlong(p *httpcache.Page, res guard.Result[*httpcache.Page]) b
 		a.pass(rfc9111.FwdBypass, "precondition")
 		return true
 	}
-	h, age := a.w.Header(), p.Freshness.InitialAge+time.Since(p.Live.Since)
+	h, age := a.w.Header(), liveAge(p)
 	before := h.Clone()
 	httpcache.AddHeader(h, p.Header)
 	rfc9111.SetAge(h, age)

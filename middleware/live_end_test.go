@@ -152,3 +152,45 @@ func TestWaitTimeoutBoundsTheWaitForAWholePage(t *testing.T) {
 		})
 	}
 }
+
+// A body may take longer than the lifetime of its page.
+func TestBodyIsSharedWithinItsLifetime(t *testing.T) {
+	for name, c := range map[string]struct{ page, request string }{
+		"the page's":    {"max-age=2", ""},
+		"the request's": {"max-age=60", "max-age=2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				release := make(chan struct{})
+				var runs atomic.Int32
+				s := openInBubble(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", c.page)
+					w.Header().Set("ETag", `"a"`)
+					fmt.Fprintf(w, "run %d", runs.Add(1))
+					_ = http.NewResponseController(w).Flush()
+					<-release
+				})
+				answers := make(chan string)
+				ask := func() { answers <- s.do("/", "Cache-Control: "+c.request).body }
+				s.read("/")
+				time.Sleep(time.Second)
+				young := s.read("/", "Cache-Control: "+c.request)
+				if got := young.next(5); got != "run 1" {
+					t.Errorf("within the lifetime: %s", got)
+				}
+				time.Sleep(2 * time.Second)
+				for range 3 {
+					go ask()
+				}
+				synctest.Wait()
+				close(release)
+				for range 3 {
+					if got := <-answers; got != "run 2" {
+						t.Errorf("after the lifetime: %s", got)
+					}
+				}
+				s.ran(2)
+			})
+		})
+	}
+}
