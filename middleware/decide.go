@@ -134,10 +134,11 @@ func (r *run) keepPrivate(reason string) {
 	o := outcome{then: readAlong, decision: decision{reason: reason}}
 	if r.misfits() || r.client != nil && r.asked.isStripped() {
 		o.then = runAlone // with the whole request
+	}
+	if r.publish(o) && o.then == runAlone { // else the client has begun to read along
 		r.detach()
 	}
 	r.goPrivate()
-	r.publish(o)
 	if !over {
 		r.yield(reason)
 	}

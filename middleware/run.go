@@ -359,12 +359,14 @@ func (r *run) detach() {
 	r.leave(r.reader)
 }
 
-// publish tells the client its next step. The first call counts.
-func (r *run) publish(o outcome) {
+// publish tells the client its next step. The first call counts: publish reports whether this
+// is it.
+func (r *run) publish(o outcome) (first bool) {
 	r.publishing.Do(func() {
-		r.out = o
+		r.out, first = o, true
 		close(r.ready)
 	})
+	return first
 }
 
 // end ends the recording and the turn when the handler has returned.
