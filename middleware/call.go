@@ -134,10 +134,10 @@ func (c *call) follow(r *run) bool {
 // SoftTimeout if there is a stale page to be served.
 func (c *call) await(r *run) outcome {
 	var soft <-chan time.Time
-	if d := c.m.softTimeout; d > 0 && c.staleFor(r) != nil {
-		t := time.NewTimer(time.Until(c.out.event.began.Add(d)))
-		defer t.Stop()
-		soft = t.C
+	if c.m.softTimeout > 0 && c.staleFor(r) != nil {
+		after, stop := c.after(c.m.softTimeout)
+		defer stop()
+		soft = after
 	}
 	for {
 		select {

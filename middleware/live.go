@@ -130,31 +130,54 @@ func (c *call) readAlong(p *httpcache.Page, res guard.Result[*httpcache.Page]) b
 }
 
 // awaitEnd waits until the run of a page that is being written is over, with its turn. If
-// the client's context or WaitTimeout ends before, it answers the request and returns false.
+// the client's context, SoftTimeout or WaitTimeout ends before, it answers the request as the
+// guard does, and returns false.
 func (c *call) awaitEnd(p *httpcache.Page) bool {
-	t := time.NewTimer(time.Until(c.out.event.began.Add(c.m.waitTimeout)))
-	defer t.Stop()
-	select {
-	case <-p.Live.Over:
-		return true
-	case <-t.C:
-		c.waitedTooLong()
-	case <-c.asked.Context().Done():
-		c.out.fail(context.Cause(c.asked.Context()), nil)
-	}
-	return false
-}
-
-// waitedTooLong answers as the guard does at the end of WaitTimeout: from a stale page if
-// there is one.
-func (c *call) waitedTooLong() {
-	if old, res, ok := c.peek(c.asked.Context()); ok {
-		if age := ageOf(old, res); rfc9111.MayServeOnError(old.Freshness, age, c.says) {
-			c.out.serve(old, res, age, "error")
-			return
+	soft, stopSoft := c.after(c.m.softTimeout)
+	defer stopSoft()
+	hard, stopHard := c.after(c.m.waitTimeout)
+	defer stopHard()
+	for {
+		select {
+		case <-p.Live.Over:
+			return true
+		case <-soft:
+			if c.serveStale() {
+				return false
+			}
+		case <-hard:
+			if !c.serveStale() {
+				c.out.fail(guard.ErrWaitTimeout, nil)
+			}
+			return false
+		case <-c.asked.Context().Done():
+			c.out.fail(context.Cause(c.asked.Context()), nil)
+			return false
 		}
 	}
-	c.out.fail(guard.ErrWaitTimeout, nil)
+}
+
+// after returns a channel that receives at a time after the request came; never, if d is 0.
+func (c *call) after(d time.Duration) (<-chan time.Time, func() bool) {
+	if d == 0 {
+		return nil, func() bool { return false }
+	}
+	t := time.NewTimer(time.Until(c.out.event.began.Add(d)))
+	return t.C, t.Stop
+}
+
+// serveStale answers from a stale page that may stand in for an error, if one is stored.
+func (c *call) serveStale() bool {
+	p, res, ok := c.peek(c.asked.Context())
+	if !ok {
+		return false
+	}
+	age := ageOf(p, res)
+	if !rfc9111.MayServeOnError(p.Freshness, age, c.says) {
+		return false
+	}
+	c.out.serve(p, res, age, "error")
+	return true
 }
 
 // settleBroken answers a request that got no byte of a body which is not whole. It returns

@@ -1,6 +1,7 @@
 package middleware_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
 	"github.com/stampedeguard/stampede/internal/tap"
 	"github.com/stampedeguard/stampede/middleware"
@@ -113,26 +115,28 @@ func TestPurgedPageIsFetchedOnceForRanges(t *testing.T) {
 	})
 }
 
-func TestWaitTimeoutBoundsTheWaitForAWholePage(t *testing.T) {
+func TestWaitForAWholePageIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		o    middleware.Options
-		says string
+		says string // by the page that is stored before; empty: there is none
 		want string
 	}{
 		"refused": {want: "503"},
 		"alone":   {middleware.Options{OnWaitTimeout: middleware.RunAlone}, "", "200 run 2"},
 		"stale":   {middleware.Options{}, ", stale-if-error=60", "206 s"},
+		"soft": {middleware.Options{WaitTimeout: time.Minute, Policy: func(p *guard.Policy) { p.SoftTimeout = time.Second }},
+			", stale-if-error=60", "206 s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				release := make(chan struct{})
 				run := halves(release)
-				c.o.WaitTimeout = time.Second
+				c.o.WaitTimeout = cmp.Or(c.o.WaitTimeout, time.Second)
 				stale := c.says != ""
 				s := openInBubble(t, c.o, func(w http.ResponseWriter, r *http.Request) {
 					if stale {
 						stale = false
-						saying(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "stale") }, "Cache-Control: max-age=1, stale-if-error=60")(w, r)
+						saying(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "stale") }, "Cache-Control: max-age=1"+c.says)(w, r)
 						return
 					}
 					run(w, r)
