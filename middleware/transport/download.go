@@ -174,13 +174,11 @@ func (b *body) Read(p []byte) (int, error) {
 	if err == http.ErrBodyReadAfterClose && b.ctx.Err() != nil {
 		err = context.Cause(b.ctx)
 	}
-	if err == io.EOF {
-		for name, values := range b.d.resp.Trailer {
-			if b.resp.Trailer == nil {
-				b.resp.Trailer = http.Header{}
-			}
-			b.resp.Trailer[name] = values
+	if err == io.EOF && len(b.d.resp.Trailer) > 0 {
+		if b.resp.Trailer == nil {
+			b.resp.Trailer = http.Header{}
 		}
+		httpcache.CopyHeader(b.resp.Trailer, b.d.resp.Trailer) // the waiters may be reading it
 	}
 	return n, err
 }
