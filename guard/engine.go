@@ -157,8 +157,8 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 		}
 	}
 	w.out = e.judgeOnce(ctx, w)
-	if w.out.then == fetch && maxAge == anyAge && w.rd.reading != nil && w.rd.reading.Seen == "" {
-		if o := e.recovering(w.key); o != nil {
+	if w.out.then != serve && maxAge == anyAge && w.rd.reading != nil {
+		if o := e.recovering(w.key, w.rd.reading); o != nil {
 			w.out = o
 			return
 		}

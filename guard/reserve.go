@@ -108,6 +108,7 @@ type reserved struct {
 	era   uint64
 	since since
 	size  int
+	alien bool        // it was fetched without the store, which never had it
 	used  atomic.Bool // since the hand came by
 }
 
@@ -151,14 +152,24 @@ func (s *reserve) get(key string) *read {
 // none if the entry may have been changed since the ticket was taken.
 func (s *reserve) put(key string, t ticket, r *store.Reading, at time.Time) {
 	if t.epoch == 0 || t.epoch != s.era.Load() {
+		s.outdate(t.hash, key, r)
 		return
 	}
 	t.era = t.epoch
-	s.keep(key, t, r, at)
+	s.keep(key, t, r, at, false)
+}
+
+// outdate drops the value of a key if the store has answered that it has another entry, or
+// none. This process may not have heard of the change.
+func (s *reserve) outdate(hash uint64, key string, r *store.Reading) {
+	v := s.find(hash, key)
+	if v != nil && !v.alien && (!r.Found || r.Entry.Version != v.reading.Entry.Version) {
+		s.remove(hash, key)
+	}
 }
 
 // keep is put for a value of the ticket's era.
-func (s *reserve) keep(key string, t ticket, r *store.Reading, at time.Time) {
+func (s *reserve) keep(key string, t ticket, r *store.Reading, at time.Time, alien bool) {
 	if !r.Found || r.Entry.Kind == store.Bypass || r.Left <= 0 {
 		return
 	}
@@ -176,7 +187,7 @@ func (s *reserve) keep(key string, t ticket, r *store.Reading, at time.Time) {
 		s.remove(t.hash, key)
 		return
 	}
-	v := &reserved{read: &read{reading: r.Keep(), at: at, reserved: true}, hash: t.hash, key: key, era: t.era, since: since, size: size}
+	v := &reserved{read: &read{reading: r.Keep(), at: at, reserved: true}, hash: t.hash, key: key, era: t.era, since: since, size: size, alien: alien}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.placeLocked(v)
@@ -440,7 +451,7 @@ func (t *turn) keepFetched(entry *store.Entry, r *fill) {
 	kept := *entry
 	kept.Took = r.took
 	kept.Version = randomToken()
-	s.keep(t.f.key, t.ticket, &store.Reading{Entry: kept, Found: true, Left: kept.TTL}, time.Now())
+	s.keep(t.f.key, t.ticket, &store.Reading{Entry: kept, Found: true, Left: kept.TTL}, time.Now(), true)
 }
 
 // fetchedMeanwhile is the outcome for a flight that is to fetch without a lease, if the
@@ -465,17 +476,19 @@ func (f *flight) fetchedMeanwhile(ctx context.Context, why error) *outcome {
 
 // recovering is the outcome for a key that the store has no entry of, soon after an outage:
 // the value from before it, while it is refreshed. Else all that Redis has lost would be
-// fetched at once.
-func (e *engine) recovering(key string) *outcome {
+// fetched at once. At other times the value is outdated.
+func (e *engine) recovering(key string, r *store.Reading) *outcome {
 	s := e.reserve
 	if s == nil {
 		return nil
 	}
-	if last := s.lastAway.Load(); last == 0 || time.Since(s.began)-time.Duration(last) > recovery {
+	hash := s.coherence.hash(key)
+	if !s.awayLately() {
+		s.outdate(hash, key, r)
 		return nil
 	}
-	v := s.find(s.coherence.hash(key), key)
-	if v == nil || v.era < s.before.Load() || v.since.changed() {
+	v := s.find(hash, key)
+	if v == nil || r.Seen != "" || v.era < s.before.Load() || v.since.changed() {
 		return nil
 	}
 	o := e.judgeReserved(key, v.read, errLost)
@@ -485,6 +498,12 @@ func (e *engine) recovering(key string) *outcome {
 	s.hits.Add(1)
 	o.refresh = v.read
 	return o
+}
+
+// awayLately reports whether there was an outage within the last recovery.
+func (s *reserve) awayLately() bool {
+	last := s.lastAway.Load()
+	return last != 0 && time.Since(s.began)-time.Duration(last) <= recovery
 }
 
 // errLost: Redis has come back without the entry.
