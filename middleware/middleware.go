@@ -37,7 +37,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy := guard.Policy{
 		TTL: indexTTL, Stale: time.Second,
 		FetchTimeout: opts.FetchTimeout, WaitTimeout: opts.WaitTimeout, FailClosed: opts.FailClosed,
-		MaxUnguarded: maxUnguarded, Near: opts.Near, Observer: opts.Observer,
+		MaxUnguarded: maxUnguarded, MaxUnguardedWait: min(maxUnguardedWait, opts.WaitTimeout), Near: opts.Near, Observer: opts.Observer,
 	}
 	if opts.Policy != nil {
 		opts.Policy(&policy)
@@ -68,6 +68,10 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 // maxUnguarded is the default of guard.Policy.MaxUnguarded here: a few slow pages must not
 // hold up all others while the store is away.
 const maxUnguarded = 256
+
+// maxUnguardedWait is the default of guard.Policy.MaxUnguardedWait here: a client had rather
+// try again than wait for slow pages of other clients.
+const maxUnguardedWait = 2 * time.Second
 
 // timeoutGrace is the time in which a run ends its turn by itself after FetchTimeout.
 const timeoutGrace = time.Second
