@@ -174,20 +174,30 @@ func (c *call) staleFor(r *run) *stalePage {
 // settle answers with the guard's page or error. It returns false if the call has to look
 // again.
 func (c *call) settle(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page], err error) bool {
-	var status *statusError
 	switch {
-	case errors.As(err, &status) && status.page != nil && c.asked.mayPass(status.page):
-		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
-	case errors.Is(err, httpcache.ErrUnshared), errors.Is(err, httpcache.ErrNotWhole), status != nil && status.page != nil, isRefusal(err):
-		return c.retry(err)
 	case err != nil:
-		c.out.fail(err, nil)
+		return c.settleFailed(err)
 	case p == nil:
 		c.alone(c.marked)
 	case p.Status == 0 || !c.asked.mayPass(p):
 		return false
 	default:
 		return c.judge(at, p, res)
+	}
+	return true
+}
+
+// settleFailed is settle for an error.
+func (c *call) settleFailed(err error) bool {
+	var status *statusError
+	passed := errors.As(err, &status) && status.page != nil
+	switch {
+	case passed && c.asked.mayPass(status.page):
+		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
+	case passed, errors.Is(err, httpcache.ErrUnshared), errors.Is(err, httpcache.ErrNotWhole), isRefusal(err):
+		return c.retry(err)
+	default:
+		c.out.fail(err, nil)
 	}
 	return true
 }
@@ -316,7 +326,7 @@ func (c *call) pageKey() (string, error) {
 	if !c.asked.terms.epochs {
 		return c.asked.key(""), nil
 	}
-	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.page, newEpoch)
+	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.page(), newEpoch)
 	switch {
 	case err != nil:
 		return "", err

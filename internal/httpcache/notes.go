@@ -75,7 +75,10 @@ func (m *Notes) Remember(key string, came time.Time, left time.Duration) {
 }
 
 // Has reports whether the key is known to be marked.
-func (m *Notes) Has(key string) bool { return time.Now().Before(m.Get(key).until) }
+func (m *Notes) Has(key string) bool {
+	until := m.Get(key).until
+	return !until.IsZero() && time.Now().Before(until)
+}
 
 // Remove removes the note that the key is marked.
 func (m *Notes) Remove(key string) {
