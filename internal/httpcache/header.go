@@ -53,7 +53,7 @@ func CanonicalHeader(h http.Header) http.Header {
 	return c
 }
 
-// Lines are field values of one array, each hit's header being one allocation then.
+// Lines are lines of fields in one array, so that the header of a hit is one allocation.
 type Lines []string
 
 // Line returns the value of a field with one line.
@@ -66,13 +66,9 @@ func (l *Lines) Line(s string) []string {
 // CopyHeader copies a header into another, which then shares no slices with it.
 func CopyHeader(to, from http.Header) { copyHeader(to, from, 0) }
 
-// copyHeader returns room for more lines.
+// copyHeader returns room for more lines, if few fields have more than one.
 func copyHeader(to, from http.Header, room int) Lines {
-	n := room
-	for _, values := range from {
-		n += len(values)
-	}
-	all := make(Lines, 0, n)
+	all := make(Lines, 0, len(from)+room)
 	for name, values := range from {
 		start := len(all)
 		all = append(all, values...)
@@ -83,8 +79,11 @@ func copyHeader(to, from http.Header, room int) Lines {
 
 // AddHeader is CopyHeader for a header that layers further out may have written to. A
 // handler would have added to Vary and Set-Cookie, and so does AddHeader. It returns room for
-// three more lines.
+// about three more lines.
 func AddHeader(to, from http.Header) Lines {
+	if len(to) == 0 {
+		return copyHeader(to, from, 3)
+	}
 	vary, cookies := to["Vary"], to["Set-Cookie"]
 	room := copyHeader(to, from, 3)
 	if len(vary) > 0 && len(from["Vary"]) > 0 {
