@@ -40,21 +40,21 @@ bench: deps ## run the benchmarks of the root package
 # A run of everything, about 25 minutes; bench/README.md has shorter ones.
 PEERS ?=
 
-bench-peers: deps ## measure this library beside its peers; writes docs/peers.md and docs/peers.svg
-	cd bench && $(GO) run . -as 'make bench-peers' -json results.json -md ../docs/peers.md -svg ../docs/peers.svg $(PEERS)
+bench-peers: deps ## measure this library beside its peers; writes bench/peers.md and bench/peers.svg
+	cd bench && $(GO) run . -as 'make bench-peers' -json results.json -md peers.md -svg peers.svg $(PEERS)
 
 # A run of everything takes about 6 minutes. COLLAPSE='-caches nginx -args "-run swr"' is shorter.
 COLLAPSE ?=
 
-collapse-peers: deps ## test how this project's proxy and five other caches collapse requests; writes docs/collapse.md
+collapse-peers: deps ## test how this project's proxy and five other caches collapse requests; writes bench/collapse.md
 	@.ci/collapse-peers
-	PATH=$$PATH:/usr/sbin $(GO) run ./internal/cmd/collapsepeers -md docs/collapse.md $(COLLAPSE)
+	PATH=$$PATH:/usr/sbin $(GO) run ./internal/cmd/collapsepeers -md bench/collapse.md $(COLLAPSE)
 
 fuzz: deps ## run each fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) .ci/fuzz
 
 site: ## build the documentation site from docs/ into site/dist; needs node
-	cd site && npm ci --no-audit --no-fund && npx vitepress build
+	cd site && npm install --no-save --no-audit --no-fund && npx vitepress build
 
 site-check: site ## open each page of the site in a real browser
 	cd site && node check.mjs

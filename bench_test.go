@@ -54,14 +54,18 @@ func newBench(b *testing.B) *bench {
 
 // newGuard is a guard on a store of its own.
 func newGuard[V any](b *testing.B, client *redis.Client) *guard.Guard[V] {
+	// A machine that stalls must not turn a benchmark of Redis into one without.
+	return newGuardOf[V](b, client, guard.Policy{TTL: time.Hour, FailClosed: true})
+}
+
+func newGuardOf[V any](b *testing.B, client *redis.Client, p guard.Policy) *guard.Guard[V] {
 	b.Helper()
 	store, err := cache.NewRedis(client, cache.Options{Namespace: "bench"})
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = store.Close() })
-	// A machine that stalls must not turn a benchmark of Redis into one without.
-	g, err := guard.New[V](store, "g", guard.Policy{TTL: time.Hour, FailClosed: true})
+	g, err := guard.New[V](store, "g", p)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -77,8 +81,10 @@ func (s *bench) raw(ctx context.Context, key string) error {
 }
 
 // warm is a Get of a key that is stored and fresh.
-func (s *bench) warm(ctx context.Context, key string) error {
-	_, err := s.guard.Get(ctx, key, func(context.Context) ([]byte, error) { return nil, errNotStored })
+func (s *bench) warm(ctx context.Context, key string) error { return warm(ctx, s.guard, key) }
+
+func warm(ctx context.Context, g *guard.Guard[[]byte], key string) error {
+	_, err := g.Get(ctx, key, func(context.Context) ([]byte, error) { return nil, errNotStored })
 	return err
 }
 
@@ -149,6 +155,55 @@ func inTurn(b *testing.B, calls ...func() error) (inRow, alone []float64) {
 		median[i] = took[i][len(took[i])/2]
 	}
 	return median[:len(calls)], median[len(calls):]
+}
+
+// BenchmarkReserve compares warm calls of a guard with the default reserve with those of one
+// without, in turn: ratio is that of the medians.
+func BenchmarkReserve(b *testing.B) {
+	client := redistest.RunStandalone(b, redistest.StandaloneConfig{}).Client()
+	for name, near := range map[string]guard.Near{"Redis": {}, "near": {MaxEntries: 2 * many, TTL: time.Hour}} {
+		off := guard.Policy{TTL: time.Hour, Beta: guard.Off, Near: near}
+		on := off
+		off.Reserve.MaxBytes = guard.Off
+		without, with := newGuardOf[[]byte](b, client, off), newGuardOf[[]byte](b, client, on)
+		for i := range many {
+			for range 2 {
+				if err := errors.Join(with.Set(b.Context(), key(i), value), warm(b.Context(), with, key(i)), warm(b.Context(), without, key(i))); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		for _, callers := range []int{1, 64, 512} {
+			b.Run(fmt.Sprintf("%s/callers=%d", name, callers), func(b *testing.B) {
+				calls := func(g *guard.Guard[[]byte]) func() error {
+					return func() error { return together(b.Context(), callers, g) }
+				}
+				inRow, _ := inTurn(b, calls(without), calls(with))
+				b.ReportMetric(inRow[0]/float64(20*callers), "ns/without")
+				b.ReportMetric(inRow[1]/float64(20*callers), "ns/with")
+				b.ReportMetric(inRow[1]/inRow[0], "ratio")
+			})
+		}
+	}
+}
+
+// together makes 20 warm calls for each of so many callers of one key.
+func together(ctx context.Context, callers int, g *guard.Guard[[]byte]) error {
+	errs := make(chan error, callers)
+	for range callers {
+		go func() {
+			var err error
+			for i := 0; i < 20 && err == nil; i++ {
+				err = warm(ctx, g, key(0))
+			}
+			errs <- err
+		}()
+	}
+	var err error
+	for range callers {
+		err = errors.Join(err, <-errs)
+	}
+	return err
 }
 
 // BenchmarkTaggedKey compares three reads: Get of a stored, fresh value with tags, Get of

@@ -178,8 +178,13 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 	if leave == nil {
 		return o
 	}
-	if !l.goUnguarded(f, leave, why) {
-		leave()
+	goes := false
+	defer func() {
+		if !goes { // an Observer may have panicked
+			leave()
+		}
+	}()
+	if goes = l.goUnguarded(f, leave, why); !goes {
 		return l.e.noSlot()
 	}
 	return nil
@@ -222,6 +227,9 @@ func (l *leader) goWithoutStore(away []*flight) {
 				return
 			}
 			leave, o := l.awaitSlot(other.abandoned)
+			if leave != nil {
+				defer leave()
+			}
 			for _, f := range other.flights {
 				switch {
 				case leave == nil:
@@ -229,9 +237,6 @@ func (l *leader) goWithoutStore(away []*flight) {
 				case !other.goUnguarded(f, leave, f.readErr):
 					f.settle(l.e.noSlot())
 				}
-			}
-			if leave != nil && len(other.turns) == 0 {
-				leave()
 			}
 			other.fetchTurns()
 		})

@@ -113,6 +113,8 @@ type openTurn struct {
 
 // startTurn starts a turn that its caller ends.
 func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *fetchKeys, x Expense) *openTurn {
+	started := false
+	defer func() { refundUnless(&started, x) }()
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
 	ctx, o.reported = e.startFetch(ctx, []*fill{r})
 	timeout := &timedOut{e, r.key, 1}
@@ -124,8 +126,10 @@ func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *
 	context.AfterFunc(o.ctx, func() {
 		stop()
 		closed()
+		defer func() { _ = recover() }() // of an Observer, at the end of a turn for one caller alone
 		o.end(func(r *fill) { r.err = context.Cause(o.ctx) })
 	})
+	started = true
 	return o
 }
 
@@ -135,22 +139,33 @@ func (o *openTurn) end(answer func(*fill)) bool {
 	o.mu.Lock()
 	ended := o.ended
 	o.ended = true
+	if !ended && o.turn != nil && o.turn.f.preview != nil {
+		o.turn.f.preview.end()
+	}
 	o.mu.Unlock()
 	if ended {
 		return false
 	}
-	answer(o.fill)
+	defer o.cancel(nil)
 	o.frame.ended.Store(true)
+	if o.turn == nil {
+		o.account(answer)
+		return false
+	}
+	o.part.l.protect(func() {
+		o.account(answer)
+		o.part.conclude([]*turn{o.turn}, []*fill{o.fill})
+	})
+	return o.turn.f.out.stored
+}
+
+// account takes in the answer, settles its payment and reports it.
+func (o *openTurn) account(answer func(*fill)) {
+	answer(o.fill)
 	if o.x != nil {
 		o.x.Settle(o.fill.cost)
 	}
 	o.reported([]*fill{o.fill}, time.Since(o.began))
-	defer o.cancel(nil)
-	if o.turn == nil {
-		return false
-	}
-	o.part.l.protect(func() { o.part.conclude([]*turn{o.turn}, []*fill{o.fill}) })
-	return o.turn.f.out.stored
 }
 
 // release ends the turn without an outcome.

@@ -60,6 +60,9 @@ func (l *leader) fetchTurns() {
 		}
 	}
 	for _, p := range parts {
+		defer p.cancel(nil) // also if an Observer panics
+	}
+	for _, p := range parts {
 		p.fetch()
 		p.cancel(nil)
 	}
@@ -149,7 +152,6 @@ func (t *turn) endSafely(r *fill) (end ending) {
 
 // stillWanted settles the turns that are of no use any more, and returns the others.
 func (p *part) stillWanted(turns []*turn) []*turn {
-	var wanted []*turn
 	var ends []ending
 	for _, t := range turns {
 		switch {
@@ -158,14 +160,13 @@ func (p *part) stillWanted(turns []*turn) []*turn {
 		case t.lease != nil && t.lease.IsLost():
 			t.drop()
 			ends = append(ends, ending{t: t, out: retryOutcome()}) // its callers ask again
-		default:
-			wanted = append(wanted, t)
 		}
 	}
-	if len(ends) > 0 {
-		p.l.e.settle(p.l.ctx, ends)
+	if len(ends) == 0 {
+		return turns
 	}
-	return wanted
+	p.l.e.settle(p.l.ctx, ends)
+	return slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return t.settled })
 }
 
 // lone reports whether the first callers wait and no others do.
@@ -389,10 +390,22 @@ func (t *timedOut) Unwrap() error { return ErrFetchTimeout }
 // hand gives a turn to the caller that is to fetch and waits for its end.
 func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
 	o := startTurn(p.ctx, l.e, p, t, r, &p.keys, paid.expense)
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		err := error(ErrGoexit)
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+		o.end(func(r *fill) { r.err = err })
+	}()
 	if l.refresh != nil {
 		l.refresh(o)
 	} else if !l.offer.give(o) {
 		o.release()
 	}
 	<-t.f.settled
+	returned = true
 }

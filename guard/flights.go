@@ -133,6 +133,10 @@ func (fs *flights) remove(f *flight) {
 // called as soon as no caller can use the result.
 func (fs *flights) supersede(f *flight, unwanted func()) {
 	fs.mu.Lock()
+	if f.exited { // its callers have been told
+		fs.mu.Unlock()
+		return
+	}
 	fs.remove(f)
 	f.isSuperseded, f.unwanted, f.gone = true, unwanted, make(chan struct{})
 	close(f.moved)

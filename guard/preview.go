@@ -45,6 +45,7 @@ type preview struct {
 	mu      sync.Mutex
 	allowed uint64        // callers with a lower sequence number may have the value
 	closed  bool          // it is for no others
+	over    bool          // the turn is ending: its lease is gone for that
 	check   chan struct{} // closed at the end of the check under way; nil: there is none
 }
 
@@ -57,7 +58,7 @@ func (p *preview) outcome(ctx context.Context, number uint64) (*outcome, <-chan 
 	switch {
 	case number < p.allowed:
 		return &outcome{value: p.value, source: Waited, shared: true, moment: always}, nil
-	case p.closed:
+	case p.closed, p.over:
 		return nil, nil
 	case p.check != nil:
 		return nil, p.check
@@ -65,10 +66,13 @@ func (p *preview) outcome(ctx context.Context, number uint64) (*outcome, <-chan 
 	done := make(chan struct{})
 	p.check = done
 	p.mu.Unlock()
-	moment, held := p.t.stillHeld(ctx)
+	moment, held, gone := p.t.stillHeld(ctx)
 	p.mu.Lock()
 	p.check = nil
 	defer close(done)
+	if gone && !p.over {
+		p.t.lease.Lose() // so that the callers do not wait for the store to notice
+	}
 	switch {
 	case held:
 		p.allowed = moment
@@ -79,9 +83,16 @@ func (p *preview) outcome(ctx context.Context, number uint64) (*outcome, <-chan 
 	return nil, nil
 }
 
-// stillHeld asks the store whether the turn's lease is held. The answer holds for callers
-// with a sequence number below moment.
-func (t *turn) stillHeld(ctx context.Context) (moment uint64, held bool) {
+// end is called before the turn gives its lease back.
+func (p *preview) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+}
+
+// stillHeld asks the store whether the turn's lease is held, or gone; neither if the store
+// does not answer. The answer holds for callers with a sequence number below moment.
+func (t *turn) stillHeld(ctx context.Context) (moment uint64, held, gone bool) {
 	f, e := t.f, t.f.e
 	r := f.request
 	r.Seen, r.LastHeld, r.Suspect, r.Once = "", t.lease.Token, store.Token{}, true
@@ -90,13 +101,12 @@ func (t *turn) stillHeld(ctx context.Context) (moment uint64, held bool) {
 	a := e.store.Acquire(ctx, []store.Request{r})[0]
 	switch {
 	case a.Err != nil:
-		return moment, false
+		return moment, false, false
 	case a.Verdict == store.Granted:
 		e.store.Return(context.WithoutCancel(ctx), []store.Return{{Lease: a.Lease}})
 		fallthrough
 	case a.Verdict != store.Held, a.Holder != t.lease.Token:
-		t.lease.Lose() // so that the callers do not wait for the store to notice
-		return moment, false
+		return moment, false, true
 	}
-	return moment, !e.backlog.covers(f.key, &store.Entry{}, sent)
+	return moment, !e.backlog.covers(f.key, &store.Entry{}, sent), false
 }

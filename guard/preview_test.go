@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/tap"
 )
 
 // waiting begins a call of Begin that is to wait, and returns the values that it gets.
@@ -152,4 +155,56 @@ func TestPreviewIsNotForCallersWithMaxAge(t *testing.T) {
 			t.Errorf("a caller with MaxAge got %q", v)
 		}
 	})
+}
+
+// A heldStore answers to the return of a lease when answer is closed, and is asked for a lease
+// by the readers of a preview when ask is closed.
+type heldStore struct {
+	*tap.Store
+	ask, answer chan struct{}
+}
+
+func (s *heldStore) Unwrap() store.Store { return s }
+
+func (s *heldStore) Acquire(ctx context.Context, requests []store.Request) []store.Answer {
+	if requests[0].Once {
+		<-s.ask
+	}
+	return s.Store.Acquire(ctx, requests)
+}
+
+func (s *heldStore) Return(ctx context.Context, returns []store.Return) []store.Returned {
+	done := s.Store.Return(ctx, returns)
+	if returns[0].Entry != nil || returns[0].Failed {
+		<-s.answer
+	}
+	return done
+}
+
+// A late caller's question may find that the lease is gone because the turn is ending. That
+// is no loss of the lease: the caller gets the turn's outcome.
+func TestPreviewThatMeetsTheTurnsEndLosesNoLease(t *testing.T) {
+	for want, end := range map[string]func(*guard.Turn[string]){
+		"whole":     func(turn *guard.Turn[string]) { turn.Store("whole") },
+		"error: no": func(turn *guard.Turn[string]) { turn.Fail(errors.New("no")) },
+	} {
+		t.Run(want, func(t *testing.T) {
+			inMemory(t, func(w *world) {
+				s := &heldStore{tap.New(w.open()), make(chan struct{}), make(chan struct{})}
+				g := w.guard(s, policy())
+				turn := begin(w, g, "k")
+				turn.Preview("half")
+				late := waiting(w, g)
+				go end(turn)
+				synctest.Wait()
+				close(s.ask)
+				synctest.Wait()
+				close(s.answer)
+				gets(w, "a late caller", late, want)
+				if n := g.Stats().LeasesLost; n > 0 {
+					w.Errorf("%d leases count as lost", n)
+				}
+			})
+		})
+	}
 }

@@ -28,7 +28,7 @@ func (r *Report) head(b *strings.Builder) {
 	e := r.Env
 	fmt.Fprintf(b, "# Measured against the field\n\n")
 	fmt.Fprintf(b, "This page is written by `%s`; don't edit it. ", e.Command)
-	fmt.Fprintf(b, "[bench/](../bench) has the adapters, each configured as its own documentation recommends, and the workloads.\n\n")
+	fmt.Fprintf(b, "[README.md](README.md) has the adapters, each configured as its own documentation recommends, and the workloads.\n\n")
 	fmt.Fprintf(b, "![Charts of the main rows](peers.svg)\n\n")
 	fmt.Fprintf(b, "Run on %s: %d cores (%s, %s), Redis %s over loopback on the same cores, %s. %s, %s in all",
 		e.Date, e.Cores, e.OS, e.CPU, e.Redis, e.Go, rounds(e.Rounds), e.Took.Round(time.Second))

@@ -25,9 +25,9 @@ func TestPageListsTheMutants(t *testing.T) {
 	if err := mutants.WritePage(&want, mutants.All()); err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile(filepath.Join(root, "docs", "mutants.md"))
+	got, err := os.ReadFile(filepath.Join(root, "bench", "mutants.md"))
 	if err != nil || string(got) != want.String() {
-		t.Errorf("docs/mutants.md is old, %v: go run ./internal/cmd/mutants -page > docs/mutants.md", err)
+		t.Errorf("bench/mutants.md is old, %v: go run ./internal/cmd/mutants -page > bench/mutants.md", err)
 	}
 }
 

@@ -47,13 +47,13 @@ func WriteJSON(w io.Writer, results []Result) error {
 	return enc.Encode(results)
 }
 
-// WritePage writes the page docs/mutants.md: each mutant, the source that it changes, and
+// WritePage writes the page bench/mutants.md: each mutant, the source that it changes, and
 // the check that must find it.
 func WritePage(w io.Writer, all []Mutant) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Mutants\n\n<!-- Made by: go run ./internal/cmd/mutants -page > docs/mutants.md -->\n\n"+
+	fmt.Fprintf(&b, "# Mutants\n\n<!-- Made by: go run ./internal/cmd/mutants -page > bench/mutants.md -->\n\n"+
 		"Each of these %d mutants is the library with one rule taken out. `make mutants` tries them all: the check beside a mutant must fail.\n"+
-		"[guarantees.md](guarantees.md) has the promises that the rules stand for. *Simulation* is [internal/harness/sim](../internal/harness/sim).\n\n"+
+		"[guarantees.md](../docs/guarantees.md) has the promises that the rules stand for. *Simulation* is [internal/harness/sim](../internal/harness/sim).\n\n"+
 		"| mutant | changes | found by |\n|---|---|---|\n", len(all))
 	for _, m := range all {
 		var where []string

@@ -1,5 +1,5 @@
 // Command collapsepeers runs the suite of middleware/collapse against this project's proxy
-// and against other caches, and writes docs/collapse.md. `make collapse-peers` runs it.
+// and against other caches, and writes bench/collapse.md. `make collapse-peers` runs it.
 package main
 
 import (

@@ -4,7 +4,7 @@
 //	go run ./internal/cmd/mutants -quick
 //	go run ./internal/cmd/mutants -run 'GetMany|tag' -json
 //	go run ./internal/cmd/mutants -run 'near' -check ./guard
-//	go run ./internal/cmd/mutants -page > docs/mutants.md
+//	go run ./internal/cmd/mutants -page > bench/mutants.md
 //
 // Package internal/mutants has the list. The exit status is 0 if all are found, 1
 // if not, and 2 if it was called wrongly.
@@ -112,7 +112,7 @@ func parse(args []string, out io.Writer) (s settings, err error) {
 	flags.BoolVar(&s.quick, "quick", false, "only those of make test")
 	flags.BoolVar(&s.baseline, "baseline", false, "run the checks without a mutant first: they must pass")
 	flags.BoolVar(&s.list, "list", false, "list the mutants and their checks, and try none")
-	flags.BoolVar(&s.page, "page", false, "print the page docs/mutants.md, and try none")
+	flags.BoolVar(&s.page, "page", false, "print the page bench/mutants.md, and try none")
 	flags.BoolVar(&s.asJSON, "json", false, "print a JSON array instead of the table")
 	flags.IntVar(&s.Parallel, "p", 2, "mutants at once")
 	name := flags.String("run", "", "only mutants whose name matches the `pattern`")
