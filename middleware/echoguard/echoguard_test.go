@@ -247,7 +247,7 @@ func TestMethodNotAllowed(t *testing.T) {
 
 // An error is answered as Echo answers it, and the answer is judged like any other.
 func TestErrorsAreAnsweredByEcho(t *testing.T) {
-	var gone, teapot atomic.Int32
+	var gone atomic.Int32
 	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
 		e.HTTPErrorHandler = func(err error, c echo.Context) {
 			c.Response().Header().Set("X-Error", "ours")
@@ -255,7 +255,7 @@ func TestErrorsAreAnsweredByEcho(t *testing.T) {
 		}
 		e.Use(guarded)
 		e.GET("/gone", func(c echo.Context) error { gone.Add(1); return echo.NewHTTPError(http.StatusGone, "it has gone") })
-		e.GET("/teapot", func(c echo.Context) error { teapot.Add(1); return echo.NewHTTPError(418, "short and stout") })
+		e.GET("/teapot", func(c echo.Context) error { return echo.NewHTTPError(418, "short and stout") })
 		e.GET("/broken", func(c echo.Context) error { return errors.New("boom") })
 	})
 	for path, want := range map[string]struct {
@@ -273,10 +273,14 @@ func TestErrorsAreAnsweredByEcho(t *testing.T) {
 			if resp.StatusCode != want.code || !strings.Contains(string(body), want.body) || resp.Header.Get("X-Error") != "ours" {
 				t.Errorf("%s: %d %q %v", path, resp.StatusCode, body, resp.Header)
 			}
+			// The next request may come before the turn has ended, and share its outcome.
+			if status := resp.Header.Get("Cache-Status"); path != "/gone" && strings.Contains(status, ";hit") {
+				t.Errorf("%s was stored: %s", path, status)
+			}
 		}
 	}
-	if gone.Load() != 1 || teapot.Load() != 3 {
-		t.Errorf("410, which TTL is for, ran %d times; 418, which it isn't for, %d times", gone.Load(), teapot.Load())
+	if gone.Load() != 1 {
+		t.Errorf("410, which TTL is for, ran %d times", gone.Load())
 	}
 }
 
