@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -173,9 +174,9 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 	if o := f.fetchedMeanwhile(l.ctx, why); o != nil {
 		return o
 	}
-	leave := l.e.slots.wait(l.ctx, f.abandoned)
+	leave, o := l.awaitSlot(f.abandoned)
 	if leave == nil {
-		return l.e.noSlot()
+		return o
 	}
 	goes := false
 	defer func() {
@@ -225,18 +226,36 @@ func (l *leader) goWithoutStore(away []*flight) {
 			if len(other.flights) == 0 {
 				return
 			}
-			leave := l.e.slots.wait(l.ctx, other.abandoned)
+			leave, o := l.awaitSlot(other.abandoned)
 			if leave != nil {
 				defer leave()
 			}
 			for _, f := range other.flights {
-				if leave == nil || !other.goUnguarded(f, leave, f.readErr) {
+				switch {
+				case leave == nil:
+					f.settle(o)
+				case !other.goUnguarded(f, leave, f.readErr):
 					f.settle(l.e.noSlot())
 				}
 			}
 			other.fetchTurns()
 		})
 	})
+}
+
+// awaitSlot waits for a slot. It returns the function that gives the slot back, or the
+// outcome without one.
+func (l *leader) awaitSlot(deserted func() bool) (leave func(), o *outcome) {
+	p := &l.e.policy
+	ctx, cancel := context.WithTimeoutCause(l.ctx, p.MaxUnguardedWait, ErrWaitTimeout)
+	defer cancel()
+	leave = l.e.slots.wait(ctx, deserted)
+	if leave == nil && context.Cause(ctx) == ErrWaitTimeout && l.e.ctx.Err() == nil {
+		err := fmt.Errorf("%w: all %d slots for fetches without Redis were taken for %v (Policy.MaxUnguarded, MaxUnguardedWait)",
+			ErrWaitTimeout, p.MaxUnguarded, p.MaxUnguardedWait)
+		return nil, &outcome{err: err, own: true, moment: always}
+	}
+	return leave, l.e.noSlot()
 }
 
 // goUnguarded adds a turn without a lease; leave gives its slot back. It returns false

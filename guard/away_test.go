@@ -337,6 +337,38 @@ func TestUnguardedFetchWithoutCallersLeavesTheQueue(t *testing.T) {
 	})
 }
 
+func TestWaitForASlotIsBounded(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded, p.MaxUnguardedWait = 1, time.Second })
+	faulty(t, p, cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+		n.cut()
+		for range 10 {
+			get(w, g, "warm-up", (&origin{}).fetch)
+		}
+		var slow, wg sync.WaitGroup
+		slow.Go(func() { get(w, g, "slow", (&origin{takes: 10 * time.Second}).fetch) })
+		defer slow.Wait()
+		time.Sleep(time.Millisecond)
+		start := time.Now()
+		for range 3 {
+			wg.Go(func() {
+				if _, err := g.Get(context.Background(), "k", never); !errors.Is(err, guard.ErrWaitTimeout) {
+					w.Errorf("got %v", err)
+				}
+			})
+		}
+		wg.Go(func() {
+			var failed *guard.BatchError
+			if _, err := g.GetMany(context.Background(), []string{"a", "b"}, (&manyOrigin{}).fetch); !errors.As(err, &failed) || len(failed.Errs) != 2 || !errors.Is(err, guard.ErrWaitTimeout) {
+				w.Errorf("for many: %v", err)
+			}
+		})
+		wg.Wait()
+		if took := time.Since(start); took > 1100*time.Millisecond {
+			w.Errorf("after %v", took)
+		}
+	})
+}
+
 // A large batch holds its turn for as long as its parts take. A part without waiters must
 // not keep other fetches from the turn, as nothing of it is stored.
 func TestUnguardedPartsWithoutCallersAreNotFetched(t *testing.T) {

@@ -176,8 +176,9 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 		})
 		c.leaveLookup(w)
 	}
-	joined, done := c.enterWaits(ws, number)
-	defer done()
+	inner := frameOf(c.ctx)
+	joined := c.enterWaits(inner, ws, number)
+	defer leaveWaits(inner, joined)
 	c.e.events.waiting.Add(int64(len(joined)))
 	defer c.e.events.waiting.Add(-int64(len(joined)))
 	if !solo {
@@ -203,10 +204,11 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	}
 }
 
-// enterWaits returns the keys with flights that can be waited for. To wait for one that waits
-// for the fetch that this call is made from would have no end.
-func (c *call) enterWaits(ws []*want, number uint64) (joined []*want, done func()) {
-	inner := frameOf(c.ctx)
+// enterWaits returns the keys with flights that can be waited for. inner is the fetch that
+// the call is made from; nil: there is none. To wait for a flight that waits for that fetch
+// would have no end.
+func (c *call) enterWaits(inner *frame, ws []*want, number uint64) []*want {
+	joined := make([]*want, 0, len(ws))
 	for _, w := range ws {
 		switch {
 		case w.f == nil:
@@ -218,13 +220,16 @@ func (c *call) enterWaits(ws []*want, number uint64) (joined []*want, done func(
 			joined = append(joined, w)
 		}
 	}
-	return joined, func() {
-		if inner == nil {
-			return
-		}
-		for _, w := range joined {
-			inner.done(w.f)
-		}
+	return joined
+}
+
+// leaveWaits ends the waits of the fetch that the call is made from; nil: there is none.
+func leaveWaits(inner *frame, joined []*want) {
+	if inner == nil {
+		return
+	}
+	for _, w := range joined {
+		inner.done(w.f)
 	}
 }
 

@@ -267,10 +267,11 @@ func TestFetchesThatShareAKeyAreNoDeadlock(t *testing.T) {
 func TestEndedWaitIsNoDeadlock(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy())[0]
-		left := make(chan struct{})
+		begun, left := make(chan struct{}), make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			get(w, g, "a", func(ctx context.Context) (string, error) {
+				<-begun
 				short, cancel := context.WithTimeout(ctx, time.Second)
 				defer cancel()
 				if _, err := g.Get(short, "b", never); !errors.Is(err, context.DeadlineExceeded) {
@@ -283,6 +284,7 @@ func TestEndedWaitIsNoDeadlock(t *testing.T) {
 		})
 		wg.Go(func() {
 			get(w, g, "b", func(ctx context.Context) (string, error) {
+				close(begun)
 				<-left
 				return g.Get(ctx, "a", never)
 			})

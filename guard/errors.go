@@ -36,7 +36,7 @@ var (
 	// fetched for [Policy.Quarantine].
 	ErrQuarantined = errors.New("guard: key quarantined")
 	// ErrWaitTimeout: the outcome of another caller's fetch, or a slot for a fetch without
-	// a lease, did not come within [Policy.WaitTimeout].
+	// a lease, did not come within [Policy.WaitTimeout] or [Policy.MaxUnguardedWait].
 	ErrWaitTimeout = errors.New("guard: waited too long for the fetch of another caller")
 	// ErrFetchTimeout: the fetch did not end within [Policy.FetchTimeout].
 	ErrFetchTimeout = errors.New("guard: fetch timed out")

@@ -152,7 +152,6 @@ func (t *turn) endSafely(r *fill) (end ending) {
 
 // stillWanted settles the turns that are of no use any more, and returns the others.
 func (p *part) stillWanted(turns []*turn) []*turn {
-	var wanted []*turn
 	var ends []ending
 	for _, t := range turns {
 		switch {
@@ -161,14 +160,13 @@ func (p *part) stillWanted(turns []*turn) []*turn {
 		case t.lease != nil && t.lease.IsLost():
 			t.drop()
 			ends = append(ends, ending{t: t, out: retryOutcome()}) // its callers ask again
-		default:
-			wanted = append(wanted, t)
 		}
 	}
-	if len(ends) > 0 {
-		p.l.e.settle(p.l.ctx, ends)
+	if len(ends) == 0 {
+		return turns
 	}
-	return wanted
+	p.l.e.settle(p.l.ctx, ends)
+	return slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return t.settled })
 }
 
 // lone reports whether the first callers wait and no others do.

@@ -39,7 +39,12 @@ func (c *call) mask(all []*want) {
 		return
 	}
 	e := c.e
-	failed := slices.DeleteFunc(slices.Clone(all), func(w *want) bool { return w.out.err == nil })
+	var failed []*want
+	for _, w := range all {
+		if w.out.err != nil {
+			failed = append(failed, w)
+		}
+	}
 	if len(failed) > 1 {
 		maskable := slices.DeleteFunc(unread(failed), func(w *want) bool { return !e.maskable(w.out) })
 		if e.policy.StaleIfError > 0 && c.ctx.Err() == nil {
@@ -112,6 +117,9 @@ func (c *call) refresh(ws []*want) {
 
 // fetchAlone fetches keys with private values for this caller alone, on its own context. Nothing is stored.
 func (c *call) fetchAlone(ws []*want) {
+	if len(ws) == 0 {
+		return
+	}
 	c.fetchOwn(ws, Fetched, func(w *want, r *fill) {
 		r.private, r.ttl = true, 0
 		if w.out.entry != nil {

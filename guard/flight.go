@@ -34,7 +34,7 @@ type flight struct {
 	gone    chan struct{}     // moved, for callers that stay with a superseded flight
 
 	preview   *preview      // written before previewed is closed
-	previewed chan struct{} // closed by Turn.Preview
+	previewed chan struct{} // closed by Turn.Preview; nil: the leader gives no turn
 
 	// Callers. flights.mu guards them.
 	before, after int    // callers that may have the result even if the lease is lost, and the others

@@ -228,8 +228,8 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 	var failed []error
 	var of []string
 	at, tickets := time.Now(), g.engine.coherence.manyTickets(keys)
-	g.engine.readMany(ctx, keys, func(i int, r *store.Reading, err error) {
-		result, err := g.peekedMany(ctx, keys[i], tickets.of(i), keep(r, err, at))
+	g.engine.readHedged(ctx, keys, anyAge, g.engine.readMany, func(i int, r *store.Reading, err error, o *outcome) {
+		result, err := g.peekedMany(ctx, keys[i], tickets.of(i), keep(r, err, at), o)
 		switch {
 		case err == nil:
 			results[keys[i]] = result
@@ -241,11 +241,12 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 }
 
 // peekedMany is peeked, but for a key of the reserve if the store did not answer.
-func (g *Guard[V]) peekedMany(ctx context.Context, key string, t ticket, rd *read) (Result[V], error) {
-	if rd.err != nil {
-		if o := g.engine.fromReserve(key, anyAge, rd.err); o != nil {
-			return g.resultOf(o)
-		}
+func (g *Guard[V]) peekedMany(ctx context.Context, key string, t ticket, rd *read, reserved *outcome) (Result[V], error) {
+	if reserved == nil && rd.err != nil {
+		reserved = g.engine.fromReserve(key, anyAge, rd.err)
+	}
+	if reserved != nil {
+		return g.resultOf(reserved)
 	}
 	return g.peeked(ctx, key, t, rd)
 }

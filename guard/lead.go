@@ -32,13 +32,16 @@ func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *fli
 	p := &l.e.policy
 	f := &flight{
 		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(), trigger: triggerFor(kind, rd),
-		settled: make(chan struct{}), moved: make(chan struct{}), previewed: make(chan struct{}),
+		settled: make(chan struct{}), moved: make(chan struct{}),
 		// The first caller shares its read with no other caller; later reads are shared.
 		knownMoment: number + 1, unseen: number + 1,
 		request: store.Request{
 			Key: l.e.storeKey(key), TTL: p.Lease, RenewFor: p.FetchTimeout + p.MaxBudgetWait,
 			MaxAttempts: max(p.MaxAttempts, 0), Window: p.Quarantine,
 		},
+	}
+	if l.offer != nil {
+		f.previewed = make(chan struct{})
 	}
 	if rd != nil {
 		f.reserved = rd.reserved

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -33,7 +34,7 @@ func (c *call) lookMany(keys []string, has func(key string) bool, serve func(key
 		c.number = e.sequence.Add(1) // before the read, as in engine.get
 	}
 	at, hits := time.Now(), 0
-	c.readHedged(keys, func(i int, r *store.Reading, err error, reserved *outcome) {
+	e.readHedged(c.ctx, keys, c.maxAge, c.readUnjoined, func(i int, r *store.Reading, err error, reserved *outcome) {
 		if value := c.fresh(r, decode); value != nil {
 			if hits++; hits == 1 {
 				e.answered()
@@ -115,22 +116,25 @@ func (c *call) resolveMany(left []*want, serve func(*want)) error {
 	return c.e.events.batchError(of, failed)
 }
 
-// readHedged reads the keys that have no flight. If the store is silent for some time, keys
-// of the reserve are given to each with the outcome that it allows, and only the others are
-// read to the end.
-func (c *call) readHedged(keys []string, each func(i int, r *store.Reading, err error, reserved *outcome)) {
-	e := c.e
-	plain := func(i int, r *store.Reading, err error) { each(i, r, err, nil) }
-	if e.reserve == nil || c.maxAge == 0 {
-		c.readUnjoined(keys, plain)
+// A readFunc reads keys, and lends each the reading.
+type readFunc func(ctx context.Context, keys []string, each func(i int, r *store.Reading, err error))
+
+// readHedged reads keys. If the store is silent for some time, keys that the reserve has are
+// given to each with an outcome from there instead, and the others are read to the end.
+func (e *engine) readHedged(ctx context.Context, keys []string, maxAge time.Duration, read readFunc, each func(i int, r *store.Reading, err error, reserved *outcome)) {
+	if e.reserve == nil || maxAge == 0 {
+		read(ctx, keys, func(i int, r *store.Reading, err error) { each(i, r, err, nil) })
 		return
 	}
-	caller := c.ctx
-	ctx, silent := context.WithCancelCause(caller)
+	hedged, silent := context.WithCancelCause(ctx)
+	defer silent(nil)
 	begin, d := time.Now(), e.reserve.patience()
+	var looking sync.WaitGroup
+	looking.Add(1)
 	hedge := time.AfterFunc(d, func() {
+		defer looking.Done()
 		for n := 1; !e.reserve.silent(begin, d, n); n++ {
-			if begin = time.Now(); sleep(ctx, d) != nil {
+			if begin = time.Now(); sleep(hedged, d) != nil {
 				return
 			}
 		}
@@ -139,19 +143,20 @@ func (c *call) readHedged(keys []string, each func(i int, r *store.Reading, err 
 		}
 	})
 	var places []int
-	c.ctx = ctx
-	c.readUnjoined(keys, func(i int, r *store.Reading, err error) {
+	read(hedged, keys, func(i int, r *store.Reading, err error) {
 		if !errors.Is(err, errSilent) {
 			each(i, r, err, nil)
-		} else if o := e.fromReserve(keys[i], c.maxAge, err); o != nil {
+		} else if o := e.fromReserve(keys[i], maxAge, err); o != nil {
 			each(i, nil, err, o)
 		} else {
 			places = append(places, i)
 		}
 	})
-	c.ctx = caller
-	hedge.Stop() // its goroutine ends with ctx
 	silent(nil)
+	if hedge.Stop() {
+		looking.Done()
+	}
+	looking.Wait() // keys belong to the caller
 	if len(places) == 0 {
 		return
 	}
@@ -159,15 +164,15 @@ func (c *call) readHedged(keys []string, each func(i int, r *store.Reading, err 
 	for j, i := range places {
 		again[j] = keys[i]
 	}
-	c.readUnjoined(again, func(j int, r *store.Reading, err error) { each(places[j], r, err, nil) })
+	read(ctx, again, func(j int, r *store.Reading, err error) { each(places[j], r, err, nil) })
 }
 
 // readUnjoined reads the keys that have no flight. The others are given to each without
 // a reading.
-func (c *call) readUnjoined(keys []string, each func(i int, r *store.Reading, err error)) {
+func (c *call) readUnjoined(ctx context.Context, keys []string, each func(i int, r *store.Reading, err error)) {
 	e := c.e
 	if e.flights.flying[c.kind()].Load() == 0 {
-		e.readMany(c.ctx, keys, each)
+		e.readMany(ctx, keys, each)
 		return
 	}
 	var places []int
@@ -180,6 +185,6 @@ func (c *call) readUnjoined(keys []string, each func(i int, r *store.Reading, er
 		}
 	}
 	if len(ask) > 0 {
-		e.readMany(c.ctx, ask, func(j int, r *store.Reading, err error) { each(places[j], r, err) })
+		e.readMany(ctx, ask, func(j int, r *store.Reading, err error) { each(places[j], r, err) })
 	}
 }

@@ -155,6 +155,10 @@ type Policy struct {
 	// for them. Default 32.
 	MaxUnguarded int
 
+	// MaxUnguardedWait is how long a fetch queues for that. Its callers then get the stale
+	// value that StaleIfError allows, or ErrWaitTimeout. Defaults to WaitTimeout.
+	MaxUnguardedWait time.Duration
+
 	// MaxQueued bounds the invalidations that this process keeps because Redis did not
 	// acknowledge them, to carry them out when it answers again (ErrQueued). A change beyond
 	// the bound is not kept, and its error does not wrap ErrQueued. Default 65,536 keys and
@@ -233,6 +237,7 @@ func (p Policy) withDefaults() Policy {
 	def(&p.Quarantine, max(time.Minute, 2*(p.FetchTimeout+p.MaxBudgetWait+p.Lease)))
 	def(&p.WaitTimeout, p.FetchTimeout+p.MaxBudgetWait+p.Lease)
 	def(&p.MaxUnguarded, 32)
+	def(&p.MaxUnguardedWait, p.WaitTimeout)
 	def(&p.MaxQueued, 1<<16)
 	def(&p.MaxBatch, 1000)
 	def(&p.MaxBytes, 16<<20)
@@ -348,6 +353,7 @@ func (p Policy) validateTimes(bad func(format string, args ...any)) {
 	span("FetchTimeout", p.FetchTimeout, time.Millisecond)
 	span("Lease", p.Lease, 10*time.Millisecond)
 	span("WaitTimeout", p.WaitTimeout, time.Millisecond)
+	span("MaxUnguardedWait", p.MaxUnguardedWait, time.Millisecond)
 	span("MaxBudgetWait", p.MaxBudgetWait, 0)
 	if held := p.FetchTimeout + p.MaxBudgetWait + p.Lease; p.Quarantine <= held {
 		bad("Quarantine is %v, must be more than FetchTimeout, MaxBudgetWait and Lease (%v)", p.Quarantine, held)

@@ -80,6 +80,15 @@ func TestOutageIsServedFromTheReserve(t *testing.T) {
 					if err != nil || p.Value != "v1" || p.Source != guard.FromReserve || time.Since(start) > 20*time.Millisecond {
 						w.Errorf("Peek: %+v, %v after %v", p, err, time.Since(start))
 					}
+					peeked, err := g.PeekMany(ctx, []string{"a", "k", "unknown"})
+					if !errors.Is(err, guard.ErrUnavailable) || peeked["a"].Value != many["a"] || peeked["k"].Source != guard.FromReserve || len(peeked) != 2 {
+						w.Errorf("PeekMany: %+v, %v", peeked, err)
+					}
+					start = time.Now()
+					peeked, err = g.PeekMany(ctx, []string{"a", "k"})
+					if err != nil || len(peeked) != 2 || time.Since(start) > 20*time.Millisecond {
+						w.Errorf("PeekMany: %+v, %v after %v", peeked, err, time.Since(start))
+					}
 					time.Sleep(50 * time.Millisecond)
 				}
 				o.fetched(w, 1)

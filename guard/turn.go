@@ -78,7 +78,7 @@ func (e *engine) settle(ctx context.Context, ends []ending) {
 		t := ends[i].t
 		t.settled = true
 		if ends[i].back.Lease = t.lease; t.lease != nil {
-			if trace := t.f.knownTrace(); !trace.IsZero() && !ends[i].back.Releases() {
+			if trace := t.f.trace.Load(); trace != nil && !trace.IsZero() && !ends[i].back.Releases() {
 				ends[i].back.Trace = trace[:]
 			}
 			back = append(back, ends[i].back)

@@ -253,12 +253,12 @@ func TestNewReportsAllPolicyErrors(t *testing.T) {
 	defer store.Close()
 	_, err = guard.New[string](store, "a:b", guard.Policy{
 		TTL: -1, Stale: -time.Second, Jitter: 1, Negative: -5, FetchTimeout: -1, Lease: time.Millisecond,
-		MaxAttempts: -7, WaitTimeout: -1, MaxUnguarded: -1, MaxBytes: -1, CompressAbove: -1,
+		MaxAttempts: -7, WaitTimeout: -1, MaxUnguarded: -1, MaxUnguardedWait: -1, MaxBytes: -1, CompressAbove: -1,
 		Errors: map[string]error{"": errors.New("x"), "guard:mine": nil},
 	})
 	for _, field := range []string{
 		"name", "TTL", "Stale", "Jitter", "Negative", "FetchTimeout", "Lease", "MaxAttempts",
-		"WaitTimeout", "MaxUnguarded", "MaxBytes", "CompressAbove", "Errors",
+		"WaitTimeout", "MaxUnguarded", "MaxUnguardedWait", "MaxBytes", "CompressAbove", "Errors",
 	} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("the error does not speak of %s: %v", field, err)

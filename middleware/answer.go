@@ -17,7 +17,7 @@ type reply struct {
 	m     *Middleware
 	next  http.Handler
 	asked *asked
-	says  rfc9111.RequestControl // the request's Cache-Control
+	says  *rfc9111.RequestControl // the request's Cache-Control
 	w     http.ResponseWriter
 
 	event    Event
@@ -72,6 +72,11 @@ func (a *reply) announce(h http.Header) {
 
 // status adds Cache-Status and notes it for the event.
 func (a *reply) status(h http.Header, st rfc9111.Status) {
+	a.statusIn(h, st, &httpcache.Lines{})
+}
+
+// statusIn is status with room for a line.
+func (a *reply) statusIn(h http.Header, st rfc9111.Status, room *httpcache.Lines) {
 	st.Cache = a.m.opts.Name
 	a.event.set(&st)
 	if a.m.opts.HideCacheStatus {
@@ -80,7 +85,11 @@ func (a *reply) status(h http.Header, st rfc9111.Status) {
 	if a.m.opts.ShowKey {
 		st.Key = a.event.key
 	}
-	st.AppendTo(h)
+	if len(h["Cache-Status"]) > 0 {
+		st.AppendTo(h)
+		return
+	}
+	h["Cache-Status"] = room.Line(st.String())
 }
 
 // write writes a page in the form that the request asks for.
@@ -93,16 +102,16 @@ func (a *reply) write(p *httpcache.Page, age time.Duration, st rfc9111.Status) {
 	}
 	body, length := p.Body, p.Length
 	h := w.Header()
-	httpcache.AddHeader(h, p.Header)
+	room := httpcache.AddHeader(h, p.Header)
 	if p.Gzip != nil {
 		if answer != rfc9111.AnswerRanges && acceptsGzip(r.Header) {
 			body, length = p.Gzip, ""
 		}
 		encoded(h, length == "")
 	}
-	rfc9111.SetAge(h, age)
+	h["Age"] = room.Line(rfc9111.AgeLine(age))
 	a.m.site.addVia(h, 1, 1)
-	a.status(h, st)
+	a.statusIn(h, st, &room)
 	a.event.Status = p.Status
 	switch answer {
 	case rfc9111.AnswerNotModified:
@@ -116,7 +125,7 @@ func (a *reply) write(p *httpcache.Page, age time.Duration, st rfc9111.Status) {
 		if length == "" {
 			length = strconv.Itoa(len(body))
 		}
-		h["Content-Length"] = []string{length}
+		h["Content-Length"] = room.Line(length)
 	}
 	declare(h, p.Trailer)
 	w.WriteHeader(p.Status)

@@ -134,10 +134,10 @@ func (c *call) follow(r *run) bool {
 // SoftTimeout if there is a stale page to be served.
 func (c *call) await(r *run) outcome {
 	var soft <-chan time.Time
-	if d := c.m.softTimeout; d > 0 && c.staleFor(r) != nil {
-		t := time.NewTimer(time.Until(c.out.event.began.Add(d)))
-		defer t.Stop()
-		soft = t.C
+	if c.m.softTimeout > 0 && c.staleFor(r) != nil {
+		after, stop := c.after(c.m.softTimeout)
+		defer stop()
+		soft = after
 	}
 	for {
 		select {
@@ -174,20 +174,30 @@ func (c *call) staleFor(r *run) *stalePage {
 // settle answers with the guard's page or error. It returns false if the call has to look
 // again.
 func (c *call) settle(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Page], err error) bool {
-	var status *statusError
 	switch {
-	case errors.As(err, &status) && status.page != nil && !c.asked.mixes() && c.asked.mayPass(status.page):
-		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
-	case errors.Is(err, httpcache.ErrUnshared), errors.Is(err, httpcache.ErrNotWhole), status != nil && status.page != nil, isRefusal(err):
-		return c.retry(err)
 	case err != nil:
-		c.out.fail(err, nil)
+		return c.settleFailed(err)
 	case p == nil:
 		c.alone(c.marked)
 	case p.Status == 0 || !c.asked.mayPass(p):
 		return false
 	default:
 		return c.judge(at, p, res)
+	}
+	return true
+}
+
+// settleFailed is settle for an error.
+func (c *call) settleFailed(err error) bool {
+	var status *statusError
+	passed := errors.As(err, &status) && status.page != nil
+	switch {
+	case passed && !c.asked.mixes() && c.asked.mayPass(status.page):
+		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
+	case passed, errors.Is(err, httpcache.ErrUnshared), errors.Is(err, httpcache.ErrNotWhole), isRefusal(err):
+		return c.retry(err)
+	default:
+		c.out.fail(err, nil)
 	}
 	return true
 }
@@ -238,7 +248,7 @@ func (c *call) judge(at *slot, p *httpcache.Page, res guard.Result[*httpcache.Pa
 	}
 	switch res.Source {
 	case guard.Waited:
-		if !c.mayCollapse(p) {
+		if !c.mayCollapse(p, p.Freshness.InitialAge) {
 			return false
 		}
 		fallthrough
@@ -275,12 +285,12 @@ func usableAtOnce(p *httpcache.Page) bool {
 	return verdict != rfc9111.Validate
 }
 
-// mayCollapse reports whether the run of another request answers this one, even if each
-// use needs a validation. It does if the run began after the request came. The beginning
+// mayCollapse reports whether the run of another request answers this one at an age, even if
+// each use needs a validation. It does if the run began after the request came. The beginning
 // is known of runs in this process. Runs of other processes come one after the other: the
 // second one that is waited for began later.
-func (c *call) mayCollapse(p *httpcache.Page) bool {
-	verdict, _ := rfc9111.MayServe(p.Freshness, p.Freshness.InitialAge, c.says)
+func (c *call) mayCollapse(p *httpcache.Page, age time.Duration) bool {
+	verdict, _ := rfc9111.MayServe(p.Freshness, age, c.says)
 	if verdict != rfc9111.Validate || p.Status >= 500 || !p.Reusable() || c.waited || !p.Began.IsZero() && !p.Began.Before(c.out.event.began) {
 		return true
 	}
@@ -330,7 +340,7 @@ func (c *call) pageKey() (string, error) {
 	if !c.asked.terms.epochs {
 		return c.asked.key(""), nil
 	}
-	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.page, newEpoch)
+	res, err := c.m.pages.guard.Load(c.asked.Context(), keyEpoch+c.asked.page(), newEpoch)
 	switch {
 	case err != nil:
 		return "", err

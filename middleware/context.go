@@ -10,7 +10,7 @@ import (
 // has those of the request's values that cannot tell users apart: see Options.Context.
 type sharedContext struct {
 	context.Context
-	named []any
+	site *site
 }
 
 // runContext is the context that a run of the request starts from.
@@ -18,12 +18,12 @@ func (a *asked) runContext() context.Context {
 	if a.credentialed {
 		return a.Context()
 	}
-	return &sharedContext{a.Context(), a.site.opts.Context}
+	return &a.common
 }
 
 // Value implements [context.Context].
 func (c *sharedContext) Value(key any) any {
-	if isNeutral(key) || slices.Contains(c.named, key) {
+	if isNeutral(key) || slices.Contains(c.site.opts.Context, key) {
 		return c.Context.Value(key)
 	}
 	return nil

@@ -146,15 +146,17 @@ func (r *run) fail(err error) {
 // keepPrivate leaves the response to the run's client. Requests that wait run the handler
 // for themselves, and so do requests that come, for a while.
 func (r *run) keepPrivate(reason string) {
+	defer r.endLive(nil)
 	r.recording = false
 	over := !r.notOver()
 	o := outcome{then: readAlong, decision: decision{reason: reason}}
 	if r.misfits() || r.client != nil && r.asked.isStripped() {
 		o.then = runAlone // with the whole request
+	}
+	if r.publish(o) && o.then == runAlone { // else the client has begun to read along
 		r.detach()
 	}
 	r.goPrivate()
-	r.publish(o)
 	if !over {
 		r.yield(reason)
 	}

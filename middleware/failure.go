@@ -39,7 +39,7 @@ func (a *reply) fail(err error, r *run) {
 			a.runAlone()
 			return
 		}
-		a.say(http.StatusServiceUnavailable, time.Second, "The request that this one waited for takes too long. Try again.")
+		a.sayBusy()
 	case errors.As(err, &exhausted):
 		a.say(http.StatusTooManyRequests, exhausted.RetryAfter, "Too much has been asked for. Try again later.")
 	case errors.Is(err, guard.ErrQuarantined):
@@ -61,12 +61,22 @@ func (a *reply) fail(err error, r *run) {
 	}
 }
 
+// sayBusy answers a request that has waited for too long.
+func (a *reply) sayBusy() {
+	a.say(http.StatusServiceUnavailable, time.Second, "The answer takes too long. Try again.")
+}
+
 // runAlone runs the handler for a client that has waited for too long. Options.MaxAlone
 // bounds such runs.
 func (a *reply) runAlone() {
+	t := time.NewTimer(a.m.waitTimeout)
+	defer t.Stop()
 	select {
 	case a.m.aloneSlots <- struct{}{}:
 		defer func() { <-a.m.aloneSlots }()
+	case <-t.C:
+		a.sayBusy()
+		return
 	case <-a.asked.Context().Done():
 		a.sayEnded()
 		return

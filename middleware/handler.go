@@ -12,10 +12,20 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 }
 
+// A visit is all that there is about one request. It is one allocation, as each hit pays for
+// it.
+type visit struct {
+	asked asked
+	reply reply
+	call  call
+}
+
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	t := m.site.termsFor(r)
-	a := &reply{m: m, next: next, w: w, asked: &asked{Request: r, site: m.site, terms: t}}
-	a.event = Event{Request: r, began: time.Now()}
+	v := &visit{asked: asked{Request: r, site: m.site, terms: t}}
+	a := &v.reply
+	a.m, a.next, a.w, a.asked, a.says = m, next, w, &v.asked, &v.call.says
+	a.event.Request, a.event.began = r, time.Now()
 	defer a.report()
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		a.otherMethod()
@@ -25,8 +35,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		a.pass(rfc9111.FwdBypass, "")
 		return
 	}
-	a.asked, a.says = newAsked(m.site, r, t), m.site.says(r.Header)
-	c := &call{m: m, asked: a.asked, says: a.says, out: a}
+	v.asked.read()
+	c := &v.call
+	c.m, c.asked, c.says, c.out = m, a.asked, m.site.says(r.Header), a
 	alone := c.says.NoStore || hasPrecondition(c.asked.Header)
 	if alone || r.Method == http.MethodHead || c.says.OnlyIfCached || c.says.MaxStale.Set {
 		served, stored := c.lookUp()

@@ -59,19 +59,20 @@ func (m *Middleware) forgetOwn(ctx context.Context, r *http.Request, u *url.URL,
 	get := r.Clone(ctx)
 	get.Method, get.Host, get.RequestURI = http.MethodGet, u.Host, u.RequestURI()
 	get.URL = &url.URL{Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}
-	a := newAsked(m.site, get, m.site.termsFor(get))
+	a := &asked{Request: get, site: m.site, terms: m.site.termsFor(get)}
+	a.read()
 	all := m.site.keysOf(u)
 	if !a.terms.epochs {
 		return m.pages.forget(ctx, all, except)
 	}
-	res, err := m.pages.guard.Peek(ctx, keyEpoch+a.page)
+	res, err := m.pages.guard.Peek(ctx, keyEpoch+a.page())
 	switch {
 	case errors.Is(err, guard.ErrMiss):
 		return nil
 	case err != nil || res.Value.Epoch == "":
 		return errors.Join(err, m.pages.forget(ctx, all))
 	}
-	own := a.page + "\n" + res.Value.Epoch + a.listed()
+	own := a.page() + "\n" + res.Value.Epoch + a.listed()
 	return m.pages.forget(ctx, []string{keyShared + own, keyCredentialed + own})
 }
 

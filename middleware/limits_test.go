@@ -243,3 +243,19 @@ func TestPurgeThatTheStoreDidNotHearIsRepeated(t *testing.T) {
 		}
 	}
 }
+
+// The client of a run may have cookies that its run was not given. It reads along until the
+// body turns out to be too large, and then goes on.
+func TestLargePageReachesAClientWithOtherCookies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := middleware.Options{TTL: time.Minute, MaxBody: 1 << 10, Cookies: []string{"lang"}}
+		s := openInBubble(t, o, func(w http.ResponseWriter, r *http.Request) {
+			for range 4 {
+				fmt.Fprint(w, strings.Repeat("x", 1<<10))
+				_ = http.NewResponseController(w).Flush()
+			}
+		})
+		s.is(s.do("/", "Cookie: lang=de; session=1"), 200, strings.Repeat("x", 4<<10))
+		s.ran(1)
+	})
+}

@@ -35,10 +35,21 @@ func (r *run) share() {
 	r.turn.Preview(p, r.tags...)
 }
 
+// endLive tells the requests that need the whole page that it will not come. It is called
+// after the end of the turn: until then another look finds the same page.
+func (r *run) endLive(err error) {
+	r.mu.Lock()
+	live := r.live
+	r.mu.Unlock()
+	if live != nil {
+		live.End(nil, err)
+	}
+}
+
 // readLive answers from a page that is still being written. It returns false if the call
 // has to look again.
 func (c *call) readLive(p *httpcache.Page, res guard.Result[*httpcache.Page]) bool {
-	collapses := c.mayCollapse(p)
+	collapses := c.mayCollapse(p, liveAge(p))
 	if collapses && !c.needsWhole(p) {
 		return c.readAlong(p, res)
 	}
@@ -50,13 +61,18 @@ func (c *call) readLive(p *httpcache.Page, res guard.Result[*httpcache.Page]) bo
 		return false
 	case p.Live.Err != nil:
 		return c.settleBroken(p.Live.Err)
-	case whole == nil: // too much to be kept
-		c.alone(c.marked)
+	case whole == nil: // it was too much to be kept, or was purged
+		return c.retry(httpcache.ErrUnshared)
 	default:
 		res.Stored = true
 		c.out.serve(whole, res, whole.Freshness.InitialAge, "")
 	}
 	return true
+}
+
+// liveAge is the age of a page that is being written.
+func liveAge(p *httpcache.Page) time.Duration {
+	return p.Freshness.InitialAge + time.Since(p.Live.Since)
 }
 
 // needsWhole reports whether the answer to the request depends on the whole body, or can't
@@ -83,7 +99,7 @@ func (c *call) readAlong(p *httpcache.Page, res guard.Result[*httpcache.Page]) b
 		a.pass(rfc9111.FwdBypass, "precondition")
 		return true
 	}
-	h, age := a.w.Header(), p.Freshness.InitialAge+time.Since(p.Live.Since)
+	h, age := a.w.Header(), liveAge(p)
 	before := h.Clone()
 	httpcache.AddHeader(h, p.Header)
 	rfc9111.SetAge(h, age)
@@ -114,15 +130,54 @@ func (c *call) readAlong(p *httpcache.Page, res guard.Result[*httpcache.Page]) b
 }
 
 // awaitEnd waits until the run of a page that is being written is over, with its turn. If
-// the client's context ends before, it answers the request and returns false.
+// the client's context, SoftTimeout or WaitTimeout ends before, it answers the request as the
+// guard does, and returns false.
 func (c *call) awaitEnd(p *httpcache.Page) bool {
-	select {
-	case <-p.Live.Over:
-		return true
-	case <-c.asked.Context().Done():
-		c.out.fail(context.Cause(c.asked.Context()), nil)
+	soft, stopSoft := c.after(c.m.softTimeout)
+	defer stopSoft()
+	hard, stopHard := c.after(c.m.waitTimeout)
+	defer stopHard()
+	for {
+		select {
+		case <-p.Live.Over:
+			return true
+		case <-soft:
+			if c.serveStale() {
+				return false
+			}
+		case <-hard:
+			if !c.serveStale() {
+				c.out.fail(guard.ErrWaitTimeout, nil)
+			}
+			return false
+		case <-c.asked.Context().Done():
+			c.out.fail(context.Cause(c.asked.Context()), nil)
+			return false
+		}
+	}
+}
+
+// after returns a channel that receives at a time after the request came; never, if d is 0.
+func (c *call) after(d time.Duration) (<-chan time.Time, func() bool) {
+	if d == 0 {
+		return nil, func() bool { return false }
+	}
+	t := time.NewTimer(time.Until(c.out.event.began.Add(d)))
+	return t.C, t.Stop
+}
+
+// serveStale answers from a stale page that may stand in for an error, if one is stored.
+func (c *call) serveStale() bool {
+	p, res, ok := c.peek(c.asked.Context())
+	if !ok {
 		return false
 	}
+	age := ageOf(p, res)
+	if !rfc9111.MayServeOnError(p.Freshness, age, c.says) {
+		return false
+	}
+	c.out.serve(p, res, age, "error")
+	return true
 }
 
 // settleBroken answers a request that got no byte of a body which is not whole. It returns

@@ -121,6 +121,28 @@ func TestWaitersReadABodyAsItGrows(t *testing.T) {
 	})
 }
 
+func TestWaitersReadTheSuccessorOfAStalePage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPen("Cache-Control: max-age=60, stale-if-error=60")
+		s := openInBubble(t, middleware.Options{}, p.serve)
+		go func() { p.parts <- "old"; close(p.parts) }()
+		s.do("/")
+		time.Sleep(61 * time.Second) // the page is kept for errors
+		p.parts = make(chan string)
+		go func() { p.parts <- "new," }()
+		leader := s.read("/")
+		time.Sleep(time.Second)
+		waiter := s.read("/")
+		for _, r := range []*reading{leader, waiter} {
+			if got := r.next(4); got != "new," {
+				t.Error(got)
+			}
+		}
+		close(p.parts)
+		s.ran(2)
+	})
+}
+
 func TestSlowReadersHoldUpNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen("Cache-Control: max-age=60")

@@ -36,7 +36,7 @@ func (c *call) lookUp() (served, stored bool) {
 func (c *call) peek(ctx context.Context) (p *httpcache.Page, res guard.Result[*httpcache.Page], ok bool) {
 	epoch := ""
 	if c.asked.terms.epochs {
-		res, err := c.m.pages.guard.Peek(ctx, keyEpoch+c.asked.page)
+		res, err := c.m.pages.guard.Peek(ctx, keyEpoch+c.asked.page())
 		if err != nil || res.Value.Epoch == "" {
 			return nil, res, false
 		}

@@ -21,6 +21,7 @@ type Middleware struct {
 	terms        httpcache.Terms
 	softTimeout  time.Duration // of the policy
 	fetchTimeout time.Duration // of a run; the guard's comes later
+	waitTimeout  time.Duration // of the policy
 	aloneSlots   chan struct{}
 	counters     counters
 
@@ -36,7 +37,7 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	policy := guard.Policy{
 		TTL: indexTTL, Stale: time.Second,
 		FetchTimeout: opts.FetchTimeout, WaitTimeout: opts.WaitTimeout, FailClosed: opts.FailClosed,
-		MaxUnguarded: maxUnguarded, Near: opts.Near, Observer: opts.Observer,
+		MaxUnguarded: maxUnguarded, MaxUnguardedWait: min(maxUnguardedWait, opts.WaitTimeout), Near: opts.Near, Observer: opts.Observer,
 	}
 	if opts.Policy != nil {
 		opts.Policy(&policy)
@@ -57,7 +58,8 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 	m := &Middleware{
 		opts: opts, site: newSite(&opts), tags: tagger{opts.TagHeaders, opts.Tags, len(policy.Tags)},
 		pages: &pages{g, httpcache.NewNotes(), newKept(opts.MaxPages), opts.MaxVariants + maxRounds}, terms: httpcache.Terms{Keep: opts.KeepFor},
-		softTimeout: policy.SoftTimeout, fetchTimeout: fetchTimeout, aloneSlots: make(chan struct{}, opts.MaxAlone),
+		softTimeout: policy.SoftTimeout, fetchTimeout: fetchTimeout, waitTimeout: cmp.Or(policy.WaitTimeout, opts.WaitTimeout),
+		aloneSlots: make(chan struct{}, opts.MaxAlone),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m, nil
@@ -66,6 +68,10 @@ func New(store cache.Store, opts Options) (*Middleware, error) {
 // maxUnguarded is the default of guard.Policy.MaxUnguarded here: a few slow pages must not
 // hold up all others while the store is away.
 const maxUnguarded = 256
+
+// maxUnguardedWait is the default of guard.Policy.MaxUnguardedWait here: a client had rather
+// try again than wait for slow pages of other clients.
+const maxUnguardedWait = 2 * time.Second
 
 // timeoutGrace is the time in which a run ends its turn by itself after FetchTimeout.
 const timeoutGrace = time.Second

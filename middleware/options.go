@@ -45,7 +45,9 @@ type Options struct {
 	// Near keeps responses in this process as well. Default none.
 	Near guard.Near
 	// FailClosed refuses requests while the store does not answer. Without it each process
-	// shares runs among its own requests, and stores nothing.
+	// shares runs among its own requests, and stores nothing. At most 256 of its runs go on at
+	// once then. A request that finds no place for 2 s is answered as after WaitTimeout
+	// (guard.Policy's MaxUnguarded and MaxUnguardedWait).
 	FailClosed bool
 	// Observer gets the guard's events. Default none.
 	Observer cache.Observer
@@ -180,7 +182,8 @@ type Options struct {
 	WaitTimeout time.Duration
 	// OnWaitTimeout is the answer after that. Default Unavailable.
 	OnWaitTimeout WaitAction
-	// MaxAlone bounds the runs of RunAlone in this process. Default 32.
+	// MaxAlone bounds the runs of RunAlone in this process. A request that waits for another
+	// WaitTimeout is answered 503. Default 32.
 	MaxAlone int
 
 	// # Directives and reports

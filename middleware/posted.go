@@ -47,7 +47,8 @@ func (m *Middleware) post(received *http.Request) *posted {
 	}
 	get := *received
 	get.Method, get.Body, get.ContentLength = http.MethodGet, http.NoBody, 0
-	p := &posted{m: m, received: received, asked: newAsked(m.site, &get, m.site.termsFor(&get)), began: time.Now()}
+	p := &posted{m: m, received: received, asked: &asked{Request: &get, site: m.site, terms: m.site.termsFor(&get)}, began: time.Now()}
+	p.asked.read()
 	if p.asked.terms.bypass || p.asked.terms.epochs || bypasses(&get) {
 		return nil
 	}
@@ -73,7 +74,7 @@ func (p *posted) key() string {
 	if p == nil {
 		return ""
 	}
-	return keyPosted + p.asked.page
+	return keyPosted + p.asked.page()
 }
 
 // wanted reports whether the body is to be kept.

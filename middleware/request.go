@@ -21,16 +21,27 @@ type asked struct {
 	site  *site
 	terms *terms
 	query string // the parameters that tell responses apart, sorted by name
-	page  string // the page's name: see target
+	named string // the kind of its key, and the page's name
 	// credentialed requests identify their user, and share only with each other.
 	credentialed bool
+
+	common sharedContext // of runs that may answer other requests
 }
 
-func newAsked(s *site, r *http.Request, t *terms) *asked {
-	a := &asked{Request: endToEnd(r), site: s, terms: t, query: s.query(r.URL.RawQuery), credentialed: t.headers.identifies(r)}
-	a.page = target(scheme(r), s.host(r.Host), pathOf(r), a.query)
-	return a
+// read fills in all that follows from the request, the site and the terms.
+func (a *asked) read() {
+	r, kind := a.Request, keyShared
+	a.Request = endToEnd(r)
+	a.query = a.site.query(r.URL.RawQuery)
+	if a.credentialed = a.terms.headers.identifies(r); a.credentialed && !a.mixes() {
+		kind = keyCredentialed
+	}
+	a.named = target(kind, scheme(r), a.site.host(r.Host), pathOf(r), a.query)
+	a.common = sharedContext{r.Context(), a.site}
 }
+
+// page is the page's name: see target.
+func (a *asked) page() string { return a.named[len(keyShared):] }
 
 // endToEnd returns a request without the fields that it names in Connection, which are for
 // the next hop only (RFC 9110, 7.6.1). A proxy behind this cache would not send them on, and
@@ -56,15 +67,10 @@ func endToEnd(r *http.Request) *http.Request {
 
 // key is the guard's key of the page. epoch is empty if there are none.
 func (a *asked) key(epoch string) string {
-	kind := keyShared
-	if a.credentialed && !a.mixes() {
-		kind = keyCredentialed
+	if epoch == "" {
+		return a.named
 	}
-	key := kind + a.page
-	if epoch != "" {
-		key += "\n" + epoch + a.listed()
-	}
-	return key
+	return a.named + "\n" + epoch + a.listed()
 }
 
 // mixes reports whether the request has credentials and shares its pages with requests that

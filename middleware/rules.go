@@ -98,10 +98,12 @@ func (m *matcher) matches(r *http.Request) bool {
 // termsFor returns the terms of the first rule that matches. Rules see the host in the
 // spelling that keys have: a client must not choose the rule by its spelling.
 func (s *site) termsFor(r *http.Request) *terms {
-	if host := strings.TrimSuffix(httpcache.CanonicalHost(scheme(r), r.Host), "."); host != r.Host {
-		r2 := *r
-		r2.Host = host
-		r = &r2
+	if len(s.rules) > 1 { // the last one sees only paths
+		if host := strings.TrimSuffix(httpcache.CanonicalHost(scheme(r), r.Host), "."); host != r.Host {
+			r2 := *r
+			r2.Host = host
+			r = &r2
+		}
 	}
 	for i := range s.rules {
 		if s.rules[i].matches(r) {

@@ -130,6 +130,7 @@ func (r *run) tooLong() {
 		r.cancel(errRunTimedOut)
 		return
 	}
+	defer r.endLive(nil)
 	r.goPrivate()
 	r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
 	if r.hasUsable() {
@@ -149,12 +150,14 @@ func (r *run) turnOver(why error) {
 	switch {
 	case errors.Is(why, guard.ErrClosed):
 		r.publish(outcome{then: giveUp, err: why})
+		r.endLive(why)
 		r.cancel(errClosing)
 	case headless && errors.Is(why, guard.ErrFetchTimeout):
 		r.publish(outcome{then: giveUp, err: why})
 		r.cancel(errRunTimedOut)
 	default:
 		r.goPrivate()
+		r.endLive(nil)
 		if !headless {
 			r.publish(outcome{then: readAlong})
 		}
@@ -327,11 +330,7 @@ func (r *run) Hijack() (conn net.Conn, rw *bufio.ReadWriter, err error) {
 func (r *run) goPrivate() {
 	r.mu.Lock()
 	r.private = r.private || !r.done
-	live := r.live
 	r.mu.Unlock()
-	if live != nil {
-		defer live.End(nil, nil)
-	}
 	if !r.rec.Pace() {
 		r.cancel(errClientGone)
 		return
@@ -360,12 +359,14 @@ func (r *run) detach() {
 	r.leave(r.reader)
 }
 
-// publish tells the client its next step. The first call counts.
-func (r *run) publish(o outcome) {
+// publish tells the client its next step. The first call counts: publish reports whether this
+// is it.
+func (r *run) publish(o outcome) (first bool) {
 	r.publishing.Do(func() {
-		r.out = o
+		r.out, first = o, true
 		close(r.ready)
 	})
+	return first
 }
 
 // end ends the recording and the turn when the handler has returned.

@@ -140,10 +140,11 @@ func scheme(r *http.Request) string {
 }
 
 // target names the page: an absolute URL, with the parameters that count. A long one ends in
-// a digest.
-func target(scheme, host, path, query string) string {
+// a digest. It follows the kind of a key.
+func target(kind, scheme, host, path, query string) string {
 	var b strings.Builder
-	b.Grow(len(scheme) + len(host) + len(path) + len(query) + 4)
+	b.Grow(len(kind) + len(scheme) + len(host) + len(path) + len(query) + 5)
+	b.WriteString(kind)
 	b.WriteString(scheme)
 	b.WriteString("://")
 	b.WriteString(httpcache.CanonicalHost(scheme, host))
@@ -155,7 +156,11 @@ func target(scheme, host, path, query string) string {
 		b.WriteByte('?')
 		b.WriteString(query)
 	}
-	return httpcache.ShortKey(b.String())
+	key := b.String()
+	if page := key[len(kind):]; len(page) > httpcache.MaxKey {
+		return kind + httpcache.ShortKey(page)
+	}
+	return key
 }
 
 // pathOf is the path of a page's URL. It includes a prefix that http.StripPrefix has taken
@@ -188,7 +193,7 @@ const (
 
 // keysOf are the keys that lead to all pages of a URL.
 func (s *site) keysOf(u *url.URL) []string {
-	t := target(u.Scheme, s.host(u.Host), u.EscapedPath(), s.query(u.RawQuery))
+	t := target("", u.Scheme, s.host(u.Host), u.EscapedPath(), s.query(u.RawQuery))
 	var keys []string
 	if s.opts.StorePost {
 		keys = append(keys, keyPosted+t) // before the others: see posted

@@ -67,8 +67,13 @@ func openOn(t *testing.T, store cache.Store, o middleware.Options, h http.Handle
 // openInBubble starts a site in a bubble, with connections in memory.
 func openInBubble(t *testing.T, o middleware.Options, h http.HandlerFunc) *site {
 	t.Helper()
+	return openInBubbleOn(t, newStore(t), o, h)
+}
+
+func openInBubbleOn(t *testing.T, store cache.Store, o middleware.Options, h http.HandlerFunc) *site {
+	t.Helper()
 	t.Cleanup(func() { time.Sleep(time.Minute) }) // handlers return
-	return openAt(t, newStore(t), &pipes{conns: make(chan net.Conn), over: make(chan struct{})}, o, h)
+	return openAt(t, store, &pipes{conns: make(chan net.Conn), over: make(chan struct{})}, o, h)
 }
 
 func openAt(t *testing.T, store cache.Store, at *pipes, o middleware.Options, h http.HandlerFunc) *site {

@@ -1,6 +1,6 @@
 // Command locks measures package lock beside other locks on Redis, in one run:
 //
-//	go run ./locks [-rounds 30] [-json]
+//	go run ./locks [-rounds 30] [-alone] [-json]
 //
 // It starts its own redis-server, which must be installed. Three workloads: lock and unlock
 // alone; the hand-over to a waiter in another client; and the wait for a holder that was
@@ -123,8 +123,12 @@ type result struct {
 func main() {
 	spawn.Main("holder", hold)
 	rounds := flag.Int("rounds", 30, "hand-overs of each system; a tenth of that are killed holders")
+	alone := flag.Bool("alone", false, "measure lock and unlock alone only")
 	asJSON := flag.Bool("json", false, "print one JSON object")
 	flag.Parse()
+	if *alone {
+		*rounds = 0
+	}
 	if err := run(*rounds, *asJSON); err != nil {
 		fmt.Fprintln(os.Stderr, "locks:", err)
 		os.Exit(1)
@@ -150,6 +154,9 @@ func run(rounds int, asJSON bool) error {
 	}
 	for i := range systems {
 		s := &systems[i]
+		if results[i] = (result{System: s.name, AloneUS: 1000 * millis(median(alone[i]))}); rounds == 0 {
+			continue
+		}
 		over, err := measureHandOver(s, server.Addr(), rounds)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
@@ -158,13 +165,19 @@ func run(rounds int, asJSON bool) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
-		results[i] = result{s.name, 1000 * millis(median(alone[i])), millis(median(over)), millis(median(dead))}
+		results[i].HandOverMS, results[i].DeadHolderMS = millis(median(over)), millis(median(dead))
 	}
 	if asJSON {
 		return json.NewEncoder(os.Stdout).Encode(map[string]any{"locks": results})
 	}
-	fmt.Printf("%-16s %20s %16s %18s\n", "", "lock+unlock alone", "hand-over", "killed holder")
+	if rounds > 0 {
+		fmt.Printf("%-16s %20s %16s %18s\n", "", "lock+unlock alone", "hand-over", "killed holder")
+	}
 	for _, r := range results {
+		if rounds == 0 {
+			fmt.Printf("%-16s %17.1f µs\n", r.System, r.AloneUS)
+			continue
+		}
 		fmt.Printf("%-16s %17.1f µs %13.2f ms %15.0f ms\n", r.System, r.AloneUS, r.HandOverMS, r.DeadHolderMS)
 	}
 	return nil

@@ -16,27 +16,27 @@ import (
 // CanonicalHost is a host in lower case, without the port that the scheme implies.
 func CanonicalHost(scheme, host string) string {
 	host = strings.ToLower(host)
-	switch strings.ToLower(scheme) {
-	case "http":
+	switch {
+	case strings.EqualFold(scheme, "http"):
 		return strings.TrimSuffix(host, ":80")
-	case "https":
+	case strings.EqualFold(scheme, "https"):
 		return strings.TrimSuffix(host, ":443")
 	}
 	return host
 }
 
-// maxKey bounds a part of a key, in bytes. A client may send a target of a megabyte, and
+// MaxKey bounds a part of a key, in bytes. A client may send a target of a megabyte, and
 // many parts of a process keep keys.
-const maxKey = 256
+const MaxKey = 256
 
 // ShortKey returns a part of a key, with a digest in place of the rest if it is long. The
 // result of a long part contains a line break, which no target has.
 func ShortKey(part string) string {
-	if len(part) <= maxKey {
+	if len(part) <= MaxKey {
 		return part
 	}
 	sum := sha256.Sum256([]byte(part))
-	return part[:maxKey/2] + "\n#" + hex.EncodeToString(sum[:])
+	return part[:MaxKey/2] + "\n#" + hex.EncodeToString(sum[:])
 }
 
 // CanonicalHeader returns a copy of a header with all names in the spelling that package
@@ -53,31 +53,46 @@ func CanonicalHeader(h http.Header) http.Header {
 	return c
 }
 
+// Lines are lines of fields in one array, so that the header of a hit is one allocation.
+type Lines []string
+
+// Line returns the value of a field with one line.
+func (l *Lines) Line(s string) []string {
+	start := len(*l)
+	*l = append(*l, s)
+	return (*l)[start : start+1 : start+1]
+}
+
 // CopyHeader copies a header into another, which then shares no slices with it.
-func CopyHeader(to, from http.Header) {
-	n := 0
-	for _, values := range from {
-		n += len(values)
-	}
-	all := make([]string, 0, n)
+func CopyHeader(to, from http.Header) { copyHeader(to, from, 0) }
+
+// copyHeader returns room for more lines, if few fields have more than one.
+func copyHeader(to, from http.Header, room int) Lines {
+	all := make(Lines, 0, len(from)+room)
 	for name, values := range from {
 		start := len(all)
 		all = append(all, values...)
 		to[name] = all[start:len(all):len(all)]
 	}
+	return all
 }
 
 // AddHeader is CopyHeader for a header that layers further out may have written to. A
-// handler would have added to Vary and Set-Cookie, and so does AddHeader.
-func AddHeader(to, from http.Header) {
+// handler would have added to Vary and Set-Cookie, and so does AddHeader. It returns room for
+// about three more lines.
+func AddHeader(to, from http.Header) Lines {
+	if len(to) == 0 {
+		return copyHeader(to, from, 3)
+	}
 	vary, cookies := to["Vary"], to["Set-Cookie"]
-	CopyHeader(to, from)
+	room := copyHeader(to, from, 3)
 	if len(vary) > 0 && len(from["Vary"]) > 0 {
 		to["Vary"] = slices.Concat(vary, from["Vary"])
 	}
 	if len(cookies) > 0 && len(from["Set-Cookie"]) > 0 {
 		to["Set-Cookie"] = slices.Concat(cookies, from["Set-Cookie"])
 	}
+	return room
 }
 
 // ReplaceHeader makes a header equal to another.

@@ -3,6 +3,7 @@ package httpcache
 import (
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2/simplelru"
@@ -16,7 +17,8 @@ import (
 // for it then run the handler side by side. The process remembers a mark for a moment, so
 // that not every request for a private page asks Redis.
 type Notes struct {
-	seed maphash.Seed
+	seed   maphash.Seed
+	latest atomic.Int64 // the end of the last mark, in ns since 1970; 0: there was none
 
 	mu    sync.Mutex
 	notes *lru.LRU[uint64, Note] // by digest: clients choose keys, and their length
@@ -70,12 +72,21 @@ func (m *Notes) Remember(key string, came time.Time, left time.Duration) {
 	m.change(key, func(n *Note) {
 		if n.lifted.IsZero() || came.After(n.lifted) {
 			n.until = time.Now().Add(left)
+			m.latest.Store(max(m.latest.Load(), n.until.UnixNano())) // under the lock
 		}
 	})
 }
 
-// Has reports whether the key is known to be marked.
-func (m *Notes) Has(key string) bool { return time.Now().Before(m.Get(key).until) }
+// Has reports whether the key is known to be marked. Each hit asks, and takes no lock unless
+// some key is marked.
+func (m *Notes) Has(key string) bool {
+	latest := m.latest.Load()
+	if latest == 0 {
+		return false
+	}
+	now := time.Now()
+	return now.UnixNano() < latest && now.Before(m.Get(key).until)
+}
 
 // Remove removes the note that the key is marked.
 func (m *Notes) Remove(key string) {

@@ -123,14 +123,16 @@ func (k *key) endPause() { k.pause, k.pauseEnds = nil, time.Time{} }
 // answer is the answer to a request that can't be granted; without a verdict it can. It
 // follows acquire.lua step by step. An entry is for the caller to read.
 func (k *key) answer(r *store.Request, alive map[store.Process]*Store, now time.Time) store.Answer {
-	if k.entry != nil && string(k.entry[:min(len(k.entry), store.TokenSize)]) != r.Seen {
-		return store.Answer{Verdict: store.HasEntry}
-	}
-	if f, ok := k.failed[r.LastHeld]; ok {
-		return store.Answer{Verdict: store.Failed, Failure: bytes.Clone(f.bytes)}
-	}
-	if !k.pauseEnds.IsZero() {
-		return store.Answer{Verdict: store.Paused, Failure: bytes.Clone(k.pause), TTL: k.pauseEnds.Sub(now)}
+	if !k.heldBy(r.LastHeld) { // else the caller has seen all entries and failures
+		if k.entry != nil && string(k.entry[:min(len(k.entry), store.TokenSize)]) != r.Seen {
+			return store.Answer{Verdict: store.HasEntry}
+		}
+		if f, ok := k.failed[r.LastHeld]; ok {
+			return store.Answer{Verdict: store.Failed, Failure: bytes.Clone(f.bytes)}
+		}
+		if !k.pauseEnds.IsZero() {
+			return store.Answer{Verdict: store.Paused, Failure: bytes.Clone(k.pause), TTL: k.pauseEnds.Sub(now)}
+		}
 	}
 	if k.lease != nil {
 		holder := k.lease.lease.Token

@@ -17,7 +17,9 @@ import (
 // times RedisTimeout.
 func (s *Store) Acquire(ctx context.Context, requests []store.Request) []store.Answer {
 	if len(requests) == 1 {
-		return []store.Answer{s.acquireFully(ctx, &requests[0])}
+		answers := []store.Answer{s.acquireFully(ctx, &requests[0])}
+		s.checkAnswers(ctx, answers)
+		return answers
 	}
 	answers := make([]store.Answer, len(requests))
 	places := make([]int, len(requests))
@@ -146,9 +148,7 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 		case over.IsZero() && s.isOwnOrphan(&a):
 			over = a.Holder
 		default:
-			all := []store.Answer{a}
-			s.checkAnswers(ctx, all)
-			return all[0]
+			return a
 		}
 	}
 }
@@ -193,9 +193,10 @@ func (s *Store) ask(r *store.Request, over store.Token) *asking {
 // livenessWord is where livenessArg stands among the words of an acquire.
 const livenessWord = firstKey + 6 + 9
 
-func optional(t store.Token) []byte {
+// optional is a token as an argument: empty if there is none.
+func optional(t store.Token) any {
 	if t.IsZero() {
-		return nil
+		return ""
 	}
 	return t[:]
 }

@@ -33,7 +33,7 @@ func (s *Store) Return(ctx context.Context, returns []store.Return) []store.Retu
 // records in the ledger.
 func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Returned {
 	all := make([]store.Returned, len(returns))
-	sent := slices.Clone(returns)
+	sent := returns
 	entries := make([]*store.Entry, len(returns))
 	for i := range returns {
 		entries[i] = returns[i].Entry
@@ -50,6 +50,9 @@ func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Re
 		case s.isUnanswered(refused[i]):
 			continue // it is tied again later
 		case refused[i] != nil:
+			if &sent[0] == &returns[0] {
+				sent = slices.Clone(returns)
+			}
 			sent[i] = store.Return{Lease: returns[i].Lease}
 		}
 		inv := s.returning(&sent[i])

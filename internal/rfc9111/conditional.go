@@ -50,8 +50,11 @@ func (r *Response) holds(req http.Header) bool {
 		return r.tagged(lines, strongMatch)
 	}
 	since, ok := r.condition(req, "If-Unmodified-Since")
+	if !ok {
+		return true
+	}
 	modified, dated := r.lastModified()
-	return !ok || !dated || !modified.After(since)
+	return !dated || !modified.After(since)
 }
 
 // unmodified evaluates If-None-Match, or If-Modified-Since if there is none.

@@ -178,9 +178,11 @@ func StoredHeader(resp *Response, c ResponseControl, o Options) http.Header {
 }
 
 // SetAge sets Age to whole seconds.
-func SetAge(h http.Header, age time.Duration) {
-	seconds := min(max(age, 0), MaxDelta) / time.Second
-	h["Age"] = []string{strconv.FormatInt(int64(seconds), 10)}
+func SetAge(h http.Header, age time.Duration) { h["Age"] = []string{AgeLine(age)} }
+
+// AgeLine is the value of Age.
+func AgeLine(age time.Duration) string {
+	return strconv.FormatInt(int64(min(max(age, 0), MaxDelta)/time.Second), 10)
 }
 
 // MaxVaryNames bounds the fields that a stored response may nominate.

@@ -144,6 +144,20 @@ var acquireTests = []test{
 		f.answers(b, request(key), store.HasEntry)
 	}},
 
+	// An entry that replaces another one ends the lease: under the lease that the caller was
+	// told of, there is no entry that it has to see.
+	{"KnownLeaseOutranksAnEntryNotSeen", func(f *fixture) {
+		a, b := f.open(), f.open()
+		f.set(a, key, "old")
+		ask := request(key)
+		ask.LastHeld = f.granted(a, key).Token
+		if got := f.answers(b, ask, store.Held); got.Holder != ask.LastHeld {
+			f.Errorf("held by %x, want %x", got.Holder, ask.LastHeld)
+		}
+		f.set(a, key, "new")
+		f.answers(b, ask, store.HasEntry)
+	}},
+
 	{"SeenOfAnEntryThatIsGoneIsGranted", func(f *fixture) {
 		s := f.open()
 		e := f.set(s, key, "v")

@@ -145,11 +145,7 @@ func leaderSlow(size int, declared bool) func(*run) {
 		}
 		defer leader.Close()
 		r.arrives(p, 1)
-		n := r.clients
-		if size > 1<<20 {
-			n = 4 // the bytes take their time, too
-		}
-		all := r.herd(n, p)
+		all := r.herd(min(r.clients, 4), p) // the bytes take their time, too
 		r.are(all, body)
 		r.soon(all, 3+float64(size>>20)*0.5)
 		r.arrivals(p, 2)

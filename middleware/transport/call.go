@@ -456,18 +456,25 @@ func (c *call) reject(dec decision, r *response, stale *httpcache.Page, pause ti
 		err = guard.RetryAfter(err, failurePause)
 	}
 	op := &opening{d: r.d, began: r.began, arrived: r.arrived}
-	if stale == nil || !mayServeInstead(stale, stale.Freshness.Lifetime, rfc9111.RequestControl{}, err) {
-		c.offer(op) // otherwise the stale page may answer the client
+	instead := stale != nil && mayServeInstead(stale, stale.Freshness.Lifetime, rfc9111.RequestControl{}, err)
+	if instead { // the stale page may answer the client, and does not wait for a slow body
+		defer time.AfterFunc(drainWithin, func() { r.d.drop(context.Canceled) }).Stop()
+	} else {
+		c.offer(op)
 	}
 	body, broken := r.d.record()
-	if broken == nil {
+	switch {
+	case broken == nil:
 		rej.body, rej.trailer = body, r.d.trailer()
 		c.fail(err)
 		return
+	case instead:
+		rej.private = true
+		c.fail(err)
+	default:
+		rej.private = true
+		c.turn.Fail(err)
 	}
-	rej.private = true
-	c.offer(op)
-	c.turn.Fail(err)
 	r.d.pump()
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/stampedeguard/stampede/internal/httpcache"
 )
@@ -122,8 +123,20 @@ func (d *download) end(err error) {
 // discard ends a download without the rest of its body. If little is left of the body, its
 // connection can be used again.
 func (d *download) discard() {
-	_, _ = io.CopyN(io.Discard, d.resp.Body, 16<<10)
+	drain(d.resp.Body, func() { d.drop(context.Canceled) })
 	d.end(nil)
+}
+
+// drainWithin bounds the time in which a body that no request wants may end. An upstream that
+// fails may well not end it.
+const drainWithin = 100 * time.Millisecond
+
+// drain reads the rest of a body that no request wants, if it is short. drop makes a Read
+// return that takes too long.
+func drain(body io.Reader, drop func()) {
+	t := time.AfterFunc(drainWithin, drop)
+	defer t.Stop()
+	_, _ = io.CopyN(io.Discard, body, 16<<10)
 }
 
 // trailer returns the trailers of a download that has ended, without cookies: they come
@@ -161,13 +174,11 @@ func (b *body) Read(p []byte) (int, error) {
 	if err == http.ErrBodyReadAfterClose && b.ctx.Err() != nil {
 		err = context.Cause(b.ctx)
 	}
-	if err == io.EOF {
-		for name, values := range b.d.resp.Trailer {
-			if b.resp.Trailer == nil {
-				b.resp.Trailer = http.Header{}
-			}
-			b.resp.Trailer[name] = values
+	if err == io.EOF && len(b.d.resp.Trailer) > 0 {
+		if b.resp.Trailer == nil {
+			b.resp.Trailer = http.Header{}
 		}
+		httpcache.CopyHeader(b.resp.Trailer, b.d.resp.Trailer) // the waiters may be reading it
 	}
 	return n, err
 }

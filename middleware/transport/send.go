@@ -69,8 +69,9 @@ func (t *Transport) send(ctx context.Context, c attempt, req *http.Request) (*ht
 	}
 	again := func(error, time.Duration) {
 		if last != nil {
-			_, _ = io.CopyN(io.Discard, last.Body, 16<<10)
-			_ = last.Body.Close()
+			body := last.Body
+			drain(body, func() { _ = body.Close() })
+			_ = body.Close()
 			last = nil
 		}
 	}
