@@ -292,7 +292,7 @@ func (r *run) validated() {
 	o := outcome{then: servePage, page: &p, decision: decision{
 		stored: true, fwdCode: http.StatusNotModified, ttl: p.Freshness.Left(p.Freshness.InitialAge),
 	}}
-	unfit := r.notShared() != "" || !slices.Equal(r.d.Vary, p.Vary)
+	unfit := r.notShared() != "" || !slices.Equal(r.d.Vary, p.Vary) || r.asked.mixes() && !r.renews(p.Status)
 	if unfit && r.misfits() {
 		o.then = runAlone
 	}
@@ -309,6 +309,13 @@ func (r *run) validated() {
 		o.stored = r.turn.Store(&p)
 	}
 	r.publish(o)
+}
+
+// renews reports whether a 304 to a request that mixes renews the page for others: the 304
+// itself has to say so. The page may have been made without credentials.
+func (r *run) renews(status int) bool {
+	d := rfc9111.Store(r.req, &rfc9111.Response{Status: status, Header: r.header, RequestTime: r.madeAt(), ResponseTime: r.headerAt}, r.rfc)
+	return r.asked.withheld(&d, true) == ""
 }
 
 // branch is for a response that varies on names that its page has no index for. The

@@ -104,6 +104,39 @@ func TestTrustedOriginKeepsAuthorizedPagesApart(t *testing.T) {
 	})
 }
 
+// The header of a 304 that was made with a user's credentials is for that user, unless it
+// says otherwise.
+func TestTrustedOriginJudgesA304ByItsOwnHeader(t *testing.T) {
+	for says, shared := range map[string]bool{"": false, "private": false, "max-age=60": true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFront(t, middleware.Options{TrustOrigin: true}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Etag", `"1"`)
+				w.Header().Set("X-User", r.Header.Get("Cookie"))
+				if r.Header.Get("If-None-Match") == "" {
+					w.Header().Set("Cache-Control", "max-age=1")
+					fmt.Fprint(w, "page")
+					return
+				}
+				if says != "" {
+					w.Header().Set("Cache-Control", says)
+				}
+				w.WriteHeader(304)
+			})
+			f.is(f.ask("/"), 200, "page")
+			time.Sleep(2 * time.Second)
+			for _, user := range []string{"alice", "bob", ""} {
+				want, got := user, f.ask("/", lines(strings.TrimSuffix("Cookie: "+user, "Cookie: "))...)
+				if shared {
+					want = "alice"
+				}
+				if f.is(got, 200, "page"); got.Header().Get("X-User") != want {
+					t.Errorf("%q: %q got the header of %q", says, user, got.Header().Get("X-User"))
+				}
+			}
+		})
+	}
+}
+
 // A request with a cookie may be answered otherwise than the one without that it waited for.
 func TestTrustedOriginPassesNoFailureAcrossCookies(t *testing.T) {
 	for _, status := range []int{401, 404, 500} {
