@@ -54,6 +54,7 @@ func refusals(t *testing.T, servers ...*redistest.Server) (all []string) {
 func TestACLRulesSufficeForAGuard(t *testing.T) {
 	for _, cluster := range []bool{false, true} {
 		t.Run(fmt.Sprint("cluster: ", cluster), func(t *testing.T) {
+			beside(t)
 			var servers []*redistest.Server
 			var client func() redis.UniversalClient
 			if cluster {

@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -20,6 +21,7 @@ import (
 func TestMain(m *testing.M) {
 	fleet.Main()
 	redis.SetLogger(quiet{})
+	_ = flag.Set("test.parallel", "4") // see beside; the command line has the last word
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(launcher))
 }
 
@@ -48,6 +50,14 @@ func lenient(bound time.Duration) time.Duration {
 		return bound
 	}
 	return max(10*bound, 5*time.Second)
+}
+
+// beside runs a test beside others that call it. Such a test waits for servers and processes
+// most of its time, and bounds no time closely. With bounds it runs alone.
+func beside(t *testing.T) {
+	if !bounds {
+		t.Parallel()
+	}
 }
 
 // rounds is how often to repeat a measurement that a bound is checked on.
@@ -85,6 +95,7 @@ func fleetConfig(p guard.Policy) fleet.Config {
 
 func runFleet(t *testing.T, n int, p guard.Policy) *fleetTest {
 	t.Helper()
+	beside(t)
 	s := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	cfg := fleetConfig(p)
 	cfg.Redis.Addrs = []string{s.Addr()}
@@ -95,6 +106,7 @@ func runFleet(t *testing.T, n int, p guard.Policy) *fleetTest {
 
 func runFleetOnCluster(t *testing.T, n int, p guard.Policy) *fleetTest {
 	t.Helper()
+	beside(t)
 	c := redistest.RunCluster(t, redistest.ClusterConfig{})
 	cfg := fleetConfig(p)
 	cfg.Redis = fleet.Redis{Addrs: c.Addrs(), Cluster: true}

@@ -16,9 +16,9 @@ import (
 // A deleteHook holds back the first acquire until a delete has been carried out,
 // and that delete's answer until then is run.
 type deleteHook struct {
-	armed            atomic.Bool
-	deleted, granted chan struct{}
-	then             func()
+	armed                  atomic.Bool
+	held, deleted, granted chan struct{}
+	then                   func()
 }
 
 func (h *deleteHook) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -34,6 +34,7 @@ func (h *deleteHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		switch cmd.Args()[2] { // the number of keys
 		case 6: // acquire
+			close(h.held)
 			<-h.deleted
 			err := next(ctx, cmd)
 			close(h.granted)
@@ -54,7 +55,7 @@ func (h *deleteHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // carried out, but before its answer came, is not one that the Delete ended.
 func TestDeleteEndsNoLaterLease(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
-	h := &deleteHook{deleted: make(chan struct{}), granted: make(chan struct{})}
+	h := &deleteHook{held: make(chan struct{}), deleted: make(chan struct{}), granted: make(chan struct{})}
 	open := func(hooked bool) *guard.Guard[string] {
 		client := server.Client()
 		if hooked {
@@ -89,20 +90,25 @@ func TestDeleteEndsNoLaterLease(t *testing.T) {
 	if err := here.Set(ctx, "key", "set"); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(40 * time.Millisecond)
-	waited := make(chan error, 1)
+	until(t, "the value is stale", func() bool { r, err := here.Peek(ctx, "key"); return err == nil && r.Source == guard.Stale })
+	waited, held := make(chan error, 1), there.Stats().Leases.Held
 	h.then = func() {
 		go func() {
 			_, err := there.Get(ctx, "key", fetch)
 			waited <- err
 		}()
-		time.Sleep(50 * time.Millisecond)
+		for end := time.Now().Add(4 * time.Second); there.Stats().Leases.Held == held; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Error("the other process does not wait")
+				return
+			}
+		}
 	}
 	h.armed.Store(true)
 	if v, err := here.Get(ctx, "key", fetch); v != "set" || err != nil {
 		t.Fatalf("%q, %v; want the stale value, and a refresh", v, err)
 	}
-	time.Sleep(20 * time.Millisecond) // the refresh's acquire is held back now
+	<-h.held // the refresh's acquire
 	if err := here.Delete(ctx, "key"); err != nil {
 		t.Fatal(err)
 	}

@@ -512,7 +512,7 @@ func TestOverlappingBatchesFetchEachKeyOnce(t *testing.T) {
 func TestReversedBatchesDoNotDeadlock(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		fleet := w.fleet(2, policy(func(p *guard.Policy) { p.MaxBatch = 3 }))
-		for round := range 100 {
+		for round := range 40 {
 			o := &manyOrigin{takes: 10 * time.Millisecond}
 			keys := keysFrom(round*20, round*20+20)
 			reversed := slices.Clone(keys)

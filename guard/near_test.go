@@ -465,7 +465,7 @@ func TestRacingReaderUndoesNoOwnChange(t *testing.T) {
 			}
 		})
 	}
-	for i := range 4_000 {
+	for i := range 2_000 {
 		if err := g.Set(ctx, "k", i); err != nil {
 			t.Fatal(err)
 		}

@@ -106,6 +106,7 @@ func (l *load) after(at time.Time) (p99 time.Duration, failed, n int) {
 }
 
 func TestBlackHoledRedisUnderLoad(t *testing.T) {
+	beside(t)
 	// A caller that comes while a key's fetch runs shares the next fetch, which takes up to
 	// twice as long. That is the price of P3, and has nothing to do with Redis. With so many
 	// keys at this rate, one caller in 400 waits like that.

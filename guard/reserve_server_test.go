@@ -22,6 +22,7 @@ func TestDeadServerCostsNeitherCallersNorOrigin(t *testing.T) {
 		"frozen": {(*redistest.Server).Pause, func(_ context.Context, s *redistest.Server) error { return s.Resume() }},
 	} {
 		t.Run(name, func(t *testing.T) {
+			beside(t)
 			const keys, rate = 50, 200
 			server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 			fleet := []*guard.Guard[string]{onClient(t, server.Client(), policy()), onClient(t, server.Client(), policy())}

@@ -28,16 +28,20 @@ func onClient(t *testing.T, client redis.UniversalClient, p guard.Policy) *guard
 	return (&world{T: t}).guard(s, p)
 }
 
-// underWay has the first guard fetch for d, and another wait for it; it returns
-// when both are at it.
+// underWay has one guard fetch, and the others wait for it. It returns when all of their
+// callers wait.
 func underWay(t *testing.T, fleet []*guard.Guard[string], key string, o *origin) <-chan []answer {
 	t.Helper()
 	answers := make(chan []answer, 1)
-	go func() { answers <- callers(fleet, 5, key, o.fetch) }()
-	for o.n.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	time.Sleep(200 * time.Millisecond) // the others wait by now; if not, the test is milder
+	const each = 5
+	go func() { answers <- callers(fleet, each, key, o.fetch) }()
+	until(t, "all callers wait", func() bool {
+		waiting := 0
+		for _, g := range fleet {
+			waiting += g.Stats().Waiting
+		}
+		return waiting == each*len(fleet) || o.ended.Load() != nil
+	})
 	return answers
 }
 
@@ -65,6 +69,7 @@ func replicated(t *testing.T, client *redis.Client) {
 
 // pitfall 30
 func TestFailoverCostsAtMostOneMoreFetch(t *testing.T) {
+	beside(t)
 	sentinel := redistest.RunSentinel(t, redistest.SentinelConfig{})
 	fleet := []*guard.Guard[string]{
 		onClient(t, sentinel.Client(), policy()), onClient(t, sentinel.Client(), policy()),
@@ -103,6 +108,7 @@ func TestFailoverCostsAtMostOneMoreFetch(t *testing.T) {
 // Behind Sentinel a master that was replaced goes on answering for some ten
 // seconds, and the subscription with it: leases are granted again all the same.
 func TestLeasesAreGrantedSoonAfterAForcedFailover(t *testing.T) {
+	beside(t)
 	sentinel := redistest.RunSentinel(t, redistest.SentinelConfig{})
 	p := policy(func(p *guard.Policy) { p.FailClosed = true })
 	g := onClient(t, sentinel.Client(), p)
@@ -127,6 +133,7 @@ func TestLeasesAreGrantedSoonAfterAForcedFailover(t *testing.T) {
 // pitfall 24: the near cache hears of changes made on the new master, though the
 // old one goes on answering.
 func TestNearCacheFollowsAForcedFailover(t *testing.T) {
+	beside(t)
 	sentinel := redistest.RunSentinel(t, redistest.SentinelConfig{})
 	p := nearPolicy(func(p *guard.Policy) { p.Near.TTL = time.Minute })
 	g, other := onClient(t, sentinel.Client(), p), onClient(t, sentinel.Client(), policy())
@@ -155,6 +162,7 @@ func TestNearCacheFollowsAForcedFailover(t *testing.T) {
 
 // pitfall 26
 func TestWaitersFollowAMovingSlot(t *testing.T) {
+	beside(t)
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	fleet := []*guard.Guard[string]{
 		onClient(t, cluster.Client(), policy()), onClient(t, cluster.Client(), policy()),

@@ -259,7 +259,7 @@ func TestRedisThatStandsStillCostsNoFetch(t *testing.T) {
 	)
 	for name, afterStall := range map[string]bool{"ended before Redis goes on": false, "ended later": true} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+			beside(t)
 			server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 			rec := &recorder{}
 			p := policy(patient, func(p *guard.Policy) { p.Observer = rec })

@@ -11,6 +11,7 @@ import (
 )
 
 func TestRedisKeepsContract(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	locktest.Run(t, locktest.All, func(t *testing.T) func() lock.Backend {
 		flush(t, server)
@@ -19,6 +20,7 @@ func TestRedisKeepsContract(t *testing.T) {
 }
 
 func TestClusterKeepsContract(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	n := 0
 	locktest.Run(t, locktest.All, func(t *testing.T) func() lock.Backend {
@@ -36,6 +38,7 @@ func TestClusterKeepsContract(t *testing.T) {
 }
 
 func TestMemoryKeepsContract(t *testing.T) {
+	t.Parallel()
 	locktest.Run(t, locktest.All, func(t *testing.T) func() lock.Backend {
 		first := memoryStore(t)
 		return func() lock.Backend {
@@ -47,6 +50,7 @@ func TestMemoryKeepsContract(t *testing.T) {
 }
 
 func TestPlainRedisKeepsContract(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	locktest.Run(t, locktest.Features{}, func(t *testing.T) func() lock.Backend {
 		flush(t, server)
@@ -55,6 +59,7 @@ func TestPlainRedisKeepsContract(t *testing.T) {
 }
 
 func TestFilesKeepContract(t *testing.T) {
+	t.Parallel()
 	locktest.Run(t, locktest.Features{Fences: true, Semaphores: true}, func(t *testing.T) func() lock.Backend {
 		dir := t.TempDir()
 		return func() lock.Backend {

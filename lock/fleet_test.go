@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"os"
 	"slices"
 	"testing"
@@ -20,6 +21,7 @@ import (
 func TestMain(m *testing.M) {
 	spawn.Main("holder", hold)
 	redis.SetLogger(quiet{})
+	_ = flag.Set("test.parallel", "6") // such tests wait for servers; the command line has the last word
 	os.Exit(m.Run())
 }
 
@@ -91,6 +93,7 @@ func holder(t *testing.T, server *redistest.Server, ttl time.Duration) (*spawn.P
 }
 
 func TestFleetReplacesKilledHolder(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	l := newLocker(t, lock.Options{TakeOver: true}, lock.On(redisStore(t, server)))
 	var times []time.Duration
@@ -115,6 +118,7 @@ func TestFleetReplacesKilledHolder(t *testing.T) {
 }
 
 func TestFleetWaitsForKilledHolderWithoutTakeOver(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	l := newLocker(t, lock.Options{TTL: time.Second}, lock.On(redisStore(t, server)))
 	p, _ := holder(t, server, time.Second)
@@ -134,6 +138,7 @@ func TestFleetWaitsForKilledHolderWithoutTakeOver(t *testing.T) {
 }
 
 func TestFleetFrozenHolderFindsContextEnded(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	const ttl = time.Second
 	l := newLocker(t, lock.Options{TTL: ttl}, lock.On(redisStore(t, server)))

@@ -204,6 +204,7 @@ func TestPausedRedisEndsContextInTime(t *testing.T) {
 }
 
 func TestUnavailableRedisGrantsNothing(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	for name, b := range map[string]lock.Backend{"store": lock.On(redisStore(t, server)), "plain": lock.Plain(server.Client())} {
 		l := newLocker(t, lock.Options{TTL: 2 * time.Second}, b)

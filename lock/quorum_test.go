@@ -207,6 +207,7 @@ func quorum(t *testing.T, n int) (servers []*redistest.Server, process func(lock
 }
 
 func TestRestartedServersAbstain(t *testing.T) {
+	t.Parallel()
 	servers, process := quorum(t, 3)
 	const ttl = 2 * time.Second
 	a, b := process(lock.Options{TTL: ttl}), process(lock.Options{TTL: ttl})

@@ -162,12 +162,11 @@ func TestWaitersShareTheBody(t *testing.T) {
 	var before, after runtime.MemStats
 	var wg sync.WaitGroup
 	hold := make(chan struct{})
-	var got, entered atomic.Int64
+	var got atomic.Int64
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for range waiters {
 		wg.Go(func() {
-			entered.Add(1)
 			w := &holdingWriter{ResponseWriter: httptest.NewRecorder(), got: &got, hold: hold}
 			h.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 			if w.n != size {
@@ -175,8 +174,8 @@ func TestWaitersShareTheBody(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "the waiters", func() bool { return entered.Load() == waiters })
-	time.Sleep(time.Second) // a request that isn't waiting by then reads a copy of its own
+	// A request that isn't waiting by then reads a copy of its own. The first one waits for its run.
+	eventually(t, "the waiters", func() bool { return m.Stats().Guard.Waiting == waiters-1 })
 	close(release)
 	eventually(t, "all have their body", func() bool { return got.Load() == waiters })
 	runtime.GC()

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9/logging"
@@ -41,6 +42,12 @@ type config struct {
 	near                  int
 }
 
+// muteLogs turns the client's own log off: errors come back from its calls.
+var muteLogs = sync.OnceFunc(func() {
+	logging.Disable()
+	log.SetOutput(io.Discard)
+})
+
 func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	var cfg config
 	flags := flag.NewFlagSet("outage", flag.ContinueOnError)
@@ -64,8 +71,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	if cfg.fault != "kill" && cfg.fault != "freeze" {
 		return fmt.Errorf("-fault is %q, must be kill or freeze", cfg.fault)
 	}
-	logging.Disable() // the client's own log: errors come back from its calls
-	log.SetOutput(io.Discard)
+	muteLogs()
 	var report report
 	for _, name := range strings.Split(cfg.modes, ",") {
 		m, err := cfg.show(ctx, name, progress)

@@ -10,6 +10,7 @@ import (
 func TestGuardSparesTheOriginDuringAnOutage(t *testing.T) {
 	for _, args := range [][]string{{"-fault", "kill"}, {"-fault", "freeze"}, {"-fault", "kill", "-embedded"}} {
 		t.Run(args[1]+" "+args[len(args)-1], func(t *testing.T) {
+			t.Parallel()
 			var out bytes.Buffer
 			args = append(args, "-json", "-stores", "2", "-callers", "4", "-keys", "50", "-before", "1s", "-for", "2s", "-after", "1s", "-modes", "guard-no-reserve,guard")
 			if err := run(t.Context(), args, &out, io.Discard); err != nil {

@@ -144,6 +144,7 @@ func TestFleetKeepsToTheLimit(t *testing.T) {
 
 // One 429 with Retry-After stops the fleet, which serves stale values meanwhile.
 func TestFleetHeedsOneRetryAfter(t *testing.T) {
+	t.Parallel()
 	v := &vendor{rate: 1000, burst: 1000}
 	web := httptest.NewServer(v)
 	defer web.Close()
@@ -194,6 +195,7 @@ func TestFleetHeedsOneRetryAfter(t *testing.T) {
 // The calls of a process that was killed are over at once where it is missed, and
 // else when their slots expire.
 func TestCallsOfADeadProcessAreOver(t *testing.T) {
+	t.Parallel()
 	s := server(t)
 	admin := s.Client()
 	err := admin.Do(t.Context(), "ACL", "SETUSER", "unseen", "on", ">pw", "~*", "&*", "+@all", "-subscribe").Err()

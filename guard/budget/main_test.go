@@ -2,6 +2,7 @@ package budget_test
 
 import (
 	"context"
+	"flag"
 	"os"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 func TestMain(m *testing.M) {
 	childMain()
 	redis.SetLogger(quiet{})
+	_ = flag.Set("test.parallel", "6") // such tests wait for servers; the command line has the last word
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/stampedeguard/stampede/internal/harness/redistest.init.func1.1"))
 }
 

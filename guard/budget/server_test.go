@@ -103,6 +103,7 @@ func TestMissingPermissionIsAnError(t *testing.T) {
 }
 
 func TestBudgetWorksOnACluster(t *testing.T) {
+	t.Parallel()
 	c := redistest.RunCluster(t, redistest.ClusterConfig{})
 	l := budget.Limit{Rate: 1, Per: time.Minute, Burst: 3, MaxInFlight: 2, Reserve: -1}
 	a, b := open(t, c.Client(), l, patient), open(t, c.Client(), l, patient)
@@ -126,6 +127,7 @@ func TestBudgetWorksOnACluster(t *testing.T) {
 // While Redis is away each process spends its share; the spent units are charged
 // when Redis is back.
 func TestShareWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
 	const procs = 4
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
@@ -191,6 +193,7 @@ func TestShareWhileRedisIsAway(t *testing.T) {
 
 // A debt is a debt when Redis is away, and when it comes and goes.
 func TestDebtIsNotForgottenWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
 	rdb := redis.NewClient(proxy.Options())
@@ -221,6 +224,7 @@ func TestDebtIsNotForgottenWhileRedisIsAway(t *testing.T) {
 }
 
 func TestPauseDuringAnOutageIsReportedLater(t *testing.T) {
+	t.Parallel()
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
 	l := budget.Limit{Rate: 1000, Per: time.Second, Burst: 100}
@@ -369,6 +373,7 @@ func TestHugeDebtsStayNumbers(t *testing.T) {
 // A refund during a known outage is made once, when Redis is back. It does not pay for
 // units that were spent meanwhile.
 func TestRefundWhileRedisIsAwayIsMadeLater(t *testing.T) {
+	t.Parallel()
 	s := server(t)
 	proxy := redistest.RunProxy(t, s.Addr())
 	l := budget.Limit{Rate: 1, Per: time.Hour, Burst: 100, Reserve: -1}

@@ -3,8 +3,10 @@ package memstore_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -47,6 +49,11 @@ func backend(t *testing.T) storetest.Backend {
 		RewindTags:  func(_ *testing.T, n uint64) { first.RewindTags(n) },
 		ForgetClock: func(*testing.T) { first.ForgetClock() },
 	}
+}
+
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16") // parallel tests wait; the command line has the last word
+	os.Exit(m.Run())
 }
 
 func TestStoreConforms(t *testing.T) {

@@ -5,15 +5,15 @@ import "slices"
 // policyMutants are of tags, budgets, early refresh, error pauses and Close.
 func policyMutants() []Mutant {
 	return slices.Concat(quick(
-		in("guard", "a message with tags decides a flight", "		if len(r.Entry.Tags) > 0 {\n			return nil // one may", "		if false {\n			return nil // one may", Sim(3000, "P3").Of("tags")),
-		in("guard", "a value with a tag that was expired meanwhile is shared with all", "if !o.stored && end.tagged || entry.Flags&store.FlagExpired != 0 {", "if false {",
-			Test("guard", "TestTagExpiredDuringAFetchMakesItsValueStale", "TestDeleteTagHidesEarlierFetchesFromLaterCallers")),
 		in("guard", "a fetch is made though its budget is exhausted", "	if err != nil {\n		p.settleUnpaid(turns, err)\n		return nil, nil, paid\n	}", "", Sim(300, "budget").Of("budget")),
 		in("guard/budget/lua", "a budget refuses nothing", "if wait > tonumber(ARGV[4]) then", "if false then", Sim(300, "budget").Of("budget")),
 		in("guard", "a caller with MaxAge takes any value that came up", "o.moment = f.unseen // a", "o.moment = always // a", Sim(1500, "reload").Of("refresh")),
 		in("guard", "SoftTimeout is not heeded", "		case <-c.soft.over():\n", "		case <-(chan int)(nil):\n", Sim(3000, "soft").Of("soft")),
-		in("guard", "a batch fetches under leases that were lost", "		case t.lease != nil && t.lease.IsLost():\n", "		case false:\n", Sim(3000, "P1", "calm", "sharing").Of("many")),
 	), []Mutant{
+		in("guard", "a message with tags decides a flight", "		if len(r.Entry.Tags) > 0 {\n			return nil // one may", "		if false {\n			return nil // one may", Sim(3000, "P3").Of("tags")),
+		in("guard", "a value with a tag that was expired meanwhile is shared with all", "if !o.stored && end.tagged || entry.Flags&store.FlagExpired != 0 {", "if false {",
+			Test("guard", "TestTagExpiredDuringAFetchMakesItsValueStale", "TestDeleteTagHidesEarlierFetchesFromLaterCallers")),
+		in("guard", "a batch fetches under leases that were lost", "		case t.lease != nil && t.lease.IsLost():\n", "		case false:\n", Sim(3000, "P1", "calm", "sharing").Of("many")),
 		in("guard", "a flight that has waited uses the stamp from before", "p.keys.now == 0 && turns[0].f.watch == nil {", "p.keys.now == 0 {", Test("guard", "TestTagDeletedBeforeAWaiterFetchesSpoilsNothing")),
 		in("guard", "a value without a stamp is stored with its tags", "if p.stampErr != nil || p.stamp == (store.Stamp{}) {", "if false {", Test("guard", "TestTaggedValuesNeedTheClockOfTags")),
 		in("guard", "the attempts of a batch are remembered for one part", "		r.Window += r.RenewFor - f.request.RenewFor\n", "", Test("guard", "TestAttemptsOfABatchOutlastItsLeases")),

@@ -102,6 +102,7 @@ func (s site) backend(t *testing.T) storetest.Backend {
 }
 
 func TestStandaloneConforms(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	s := site{dial: dialTCP, client: func(network *mortal) redis.UniversalClient {
 		o := server.Options()
@@ -129,6 +130,7 @@ func TestEmbeddedConformsInFakeTime(t *testing.T) {
 
 // pitfall 26
 func TestClusterConforms(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunCluster(t, redistest.ClusterConfig{})
 	s := site{dial: dialTCP, client: func(network *mortal) redis.UniversalClient {
 		o := server.Options()
@@ -139,6 +141,7 @@ func TestClusterConforms(t *testing.T) {
 }
 
 func TestSentinelConforms(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunSentinel(t, redistest.SentinelConfig{})
 	s := site{dial: dialTCP, client: func(network *mortal) redis.UniversalClient {
 		o := server.Options()

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"context"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -83,4 +84,9 @@ func BreakerOpen(s *Store) bool { return !s.topo.all()[0].breaker.allow() }
 func ParseLockReplies(reply any) {
 	_, _ = parseLock(reply)
 	_, _ = parseLockState(reply)
+}
+
+// Bounded runs fn as a call of the client.
+func Bounded(s *Store, fn func(context.Context) error) error {
+	return s.bounded(context.Background(), "test", fn)
 }

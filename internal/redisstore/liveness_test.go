@@ -458,6 +458,7 @@ func TestLostSubscriptionPutsFeedsDownAtOnce(t *testing.T) {
 // A wrapper may subscribe by a client that the store can't keep from dialing. Then the
 // silence of the connection tells.
 func TestFeedsGoDownEvenIfTheClientDials(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunEmbedded(t)
 	l, client := lineTo(t, server, false)
 	s := subscribed(t, server, &split{Client: server.Client(), elsewhere: client}, redisstore.Options{RedisTimeout: time.Minute})

@@ -2,6 +2,7 @@ package redisstore_test
 
 import (
 	"context"
+	"flag"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -18,6 +19,9 @@ func (quiet) Printf(context.Context, string, ...any) {}
 const launcher = "github.com/stampedeguard/stampede/internal/harness/redistest.init.func1.1"
 
 func TestMain(m *testing.M) {
+	// Parallel tests wait for servers and for the ends of leases: they need little of a
+	// processor. The command line has the last word.
+	_ = flag.Set("test.parallel", "8")
 	redis.SetLogger(quiet{})
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(launcher))
 }

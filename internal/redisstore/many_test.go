@@ -160,6 +160,7 @@ func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 
 // The scripts of a pipeline for one master are answered by two, neither of which knows them.
 func TestScriptsFollowSlotsThatMoveApart(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	ctx, client := t.Context(), cluster.Client()
 	var requests []store.Request

@@ -144,6 +144,7 @@ func TestAllMissingPermissionsAreNamed(t *testing.T) {
 }
 
 func TestMissingPermissionIsNamedOnACluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	for _, rule := range []string{"+cluster|slots", "+spublish", "+hset"} {
 		args := []any{"ACL", "SETUSER", rule, "on", ">secret"}
@@ -236,6 +237,7 @@ func TestAllMistakesInOptionsAreNamed(t *testing.T) {
 }
 
 func TestStoreStartsWithoutRedis(t *testing.T) {
+	t.Parallel()
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	if err := server.Kill(); err != nil {
 		t.Fatal(err)

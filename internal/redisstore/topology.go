@@ -108,9 +108,9 @@ func (n *node) direct(ctx context.Context, op string, cmd redis.Cmder) error {
 // RedisTimeout, or when ctx ends; fn may then still be at work.
 func (s *Store) bounded(ctx context.Context, op string, fn func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.RedisTimeout)
+	defer cancel() // not by fn's goroutine: with the answer there, too, the select could take the end of ctx
 	done := make(chan error, 1)
-	if !s.spawnCall(func() { defer cancel(); done <- classify(op, fn(ctx)) }) {
-		cancel()
+	if !s.spawnCall(func() { done <- classify(op, fn(ctx)) }) {
 		return store.ErrClosed
 	}
 	select {

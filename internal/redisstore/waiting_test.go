@@ -12,6 +12,7 @@ import (
 
 // The wake channel of a cluster of Redis 7 is a sharded one.
 func TestHeldTellsHowManyProcessesWait(t *testing.T) {
+	t.Parallel()
 	for name, client := range map[string]func() redis.UniversalClient{
 		"standalone": func() redis.UniversalClient {
 			return redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client()

@@ -388,6 +388,7 @@ func TestNoMessageIsLostAfterConfirmed(t *testing.T) {
 
 // A key's slot moves to another master, and its watch with it.
 func TestWatchFollowsItsSlot(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
 	ctx := t.Context()
 	s, other := opened(t, cluster.Client(), redisstore.Options{RedisTimeout: 5 * time.Second}), opened(t, cluster.Client(), redisstore.Options{RedisTimeout: 5 * time.Second})

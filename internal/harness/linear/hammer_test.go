@@ -18,7 +18,7 @@ import (
 // linearization too. With the tests, the processes are under the race detector.
 func TestHammer(t *testing.T) {
 	const processes = 4
-	gets := 100_000
+	gets := 60_000
 	if full {
 		gets = 1_000_000
 	}

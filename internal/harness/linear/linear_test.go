@@ -98,10 +98,11 @@ func TestHistoriesAreLinearizableThroughFaults(t *testing.T) {
 		{"stale while revalidate, with tags", withStale(shortLived), withTags(contended)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			cfg := config(c.policy)
 			cfg.Breakable = true
 			crew := linear.Run(t, 3, cfg)
-			d := 18 * time.Second
+			d := 14 * time.Second
 			if full {
 				d = 2 * time.Minute
 			}

@@ -1,6 +1,7 @@
 package redistest_test
 
 import (
+	"flag"
 	"os"
 	"testing"
 
@@ -9,5 +10,7 @@ import (
 
 func TestMain(m *testing.M) {
 	logging.Disable() // refused connections are expected
+	// The tests wait for servers. The command line has the last word.
+	_ = flag.Set("test.parallel", "6")
 	os.Exit(m.Run())
 }

@@ -84,7 +84,10 @@ func newServer(args []string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "redistest-")
+	dir, err := os.MkdirTemp(parentDir(), "redistest-")
+	if err != nil {
+		dir, err = os.MkdirTemp("", "redistest-") // that directory may not be writable
+	}
 	if err != nil {
 		releasePort(port)
 		return nil, fmt.Errorf("redistest: server directory: %w", err)

@@ -22,6 +22,7 @@ func TestSimSameSeedIsTheSameHistory(t *testing.T) {
 	if len(sum.Different)*4 > sum.Twice {
 		t.Errorf("that is more than one in 4")
 	}
+	sum.mustSaySomething(t)
 }
 
 // lockSeeds is how many seeds of package lock are played.

@@ -200,13 +200,19 @@ func TestSim(t *testing.T) {
 	took := time.Since(start)
 	t.Logf("%d seeds in %v (%.0f a second): %d steps, %d fetches, %v of fake time", sum.Seeds, took.Round(time.Millisecond),
 		float64(sum.Seeds)/took.Seconds(), sum.Steps, sum.Fetches, sum.Elapsed.Round(time.Second))
-	for _, k := range slices.Sorted(maps.Keys(sum.Faults)) {
-		t.Logf("%6d %s", sum.Faults[k], k)
+	sum.mustSaySomething(t)
+}
+
+// mustSaySomething fails the test if many seeds had nothing of a kind to check.
+func (a *tally) mustSaySomething(t *testing.T) {
+	t.Helper()
+	for _, k := range slices.Sorted(maps.Keys(a.Faults)) {
+		t.Logf("%6d %s", a.Faults[k], k)
 	}
 	for _, k := range sim.Sights {
-		t.Logf("%6d %s", sum.Seen[k], k)
-		if sum.Seeds >= 400 && sum.Seen[k] == 0 && *with == "" {
-			t.Errorf("%d seeds had no %s: there was nothing to check", sum.Seeds, k)
+		t.Logf("%6d %s", a.Seen[k], k)
+		if a.Seeds >= 400 && a.Seen[k] == 0 && *with == "" {
+			t.Errorf("%d seeds had no %s: there was nothing to check", a.Seeds, k)
 		}
 	}
 }
