@@ -145,7 +145,7 @@ func TestPauseOfAUserIsTheUsers(t *testing.T) {
 				t.Errorf("in the pause: %d %v, %d calls", a.StatusCode, a.Header, v.calls.Load()-before)
 			}
 			wantAnswer(t, ask(t, rt, page, "Authorization", "alice"), 200, "fine")
-			synctest.Wait() // alice has her answer before it is stored
+			synctest.Wait()                                                          // alice has her answer before it is stored
 			wantAnswer(t, ask(t, rt, page, "Authorization", "mallory"), 200, "fine") // it is fresh
 			time.Sleep(11 * time.Minute)
 			if before = v.calls.Load(); ask(t, rt, page, "Authorization", "mallory").StatusCode != status || v.calls.Load() == before {
