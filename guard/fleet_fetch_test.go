@@ -109,11 +109,11 @@ func (y tally) within(t *testing.T, what string) {
 func TestFleetSharesAFailureOnce(t *testing.T) {
 	f := runFleet(t, 4, guard.Policy{})
 	var tails series
-	for range rounds(10, 50) {
+	for range rounds(5, 50) {
 		key := f.newKey()
 		out := f.wait(f.everybody(fleet.Get{
 			Keys: []string{key}, Callers: 100, At: time.Now().Add(50 * time.Millisecond),
-			Fetch: fleet.Fetch{Duration: 200 * time.Millisecond, Fail: "boom"},
+			Fetch: fleet.Fetch{Duration: 400 * time.Millisecond, Fail: "boom"},
 		})...)
 		if n := len(f.fetches(key)); n != 1 {
 			t.Errorf("%d fetches, want 1", n)

@@ -72,6 +72,9 @@ func overlap(t *testing.T, fleet []*guard.Guard[string], rounds int) {
 			t.Fatalf("round %d took %v", round, took)
 		}
 		if t.Failed() {
+			for i, g := range fleet {
+				t.Logf("guard %d: %+v", i, g.Stats())
+			}
 			return
 		}
 	}
