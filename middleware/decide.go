@@ -169,7 +169,11 @@ func (r *run) tooLarge() { r.keepPrivate("too-large") }
 // wants ranges waits for the whole.
 func (r *run) record() {
 	r.recording = true
-	if r.asked.Header["Range"] == nil {
+	r.mu.Lock()
+	r.forWhole = r.asked.Header["Range"] != nil && !r.private
+	forWhole := r.forWhole
+	r.mu.Unlock()
+	if !forWhole {
 		r.publish(outcome{then: readAlong, decision: r.recorded()})
 	}
 	r.share()

@@ -71,6 +71,7 @@ type run struct {
 	mu       sync.Mutex // guards status until decide, and these
 	written  int64
 	private  bool
+	forWhole bool            // the client waits for the whole, unless the run goes private
 	live     *httpcache.Live // the rest of the page, for waiters; nil: none yet
 	done     bool
 	hijacked bool
@@ -131,8 +132,8 @@ func (r *run) tooLong() {
 		return
 	}
 	defer r.endLive(nil)
-	r.goPrivate()
 	r.publish(outcome{then: readAlong, decision: decision{reason: "timeout"}})
+	r.goPrivate()
 	if r.hasUsable() {
 		turn.Fail(r.pausing(httpcache.ErrUnshared))
 		return
@@ -158,9 +159,6 @@ func (r *run) turnOver(why error) {
 	default:
 		r.goPrivate()
 		r.endLive(nil)
-		if !headless {
-			r.publish(outcome{then: readAlong})
-		}
 	}
 }
 
@@ -330,10 +328,14 @@ func (r *run) Hijack() (conn net.Conn, rw *bufio.ReadWriter, err error) {
 func (r *run) goPrivate() {
 	r.mu.Lock()
 	r.private = r.private || !r.done
+	forWhole := r.forWhole
 	r.mu.Unlock()
 	if !r.rec.Pace() {
 		r.cancel(errClientGone)
 		return
+	}
+	if forWhole {
+		r.publish(outcome{then: readAlong}) // the handler waits for its readers now
 	}
 	if r.reader != nil {
 		context.AfterFunc(r.asked.Context(), func() { r.leave(r.reader) })

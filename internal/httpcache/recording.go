@@ -28,6 +28,7 @@ type Recording struct {
 	flushes int       // each asks the readers to pass on at once the part that they have
 	readers []*Reader
 	paced   bool
+	over    bool // it was told that it can't go on: no reader may join it
 	done    bool
 	err     error
 
@@ -271,7 +272,7 @@ func (r *Recording) Pace() bool {
 	defer r.mu.Unlock()
 	r.paced = r.paced || !r.done
 	r.room.Broadcast()
-	return r.done || len(r.readers) > 0
+	return !r.isDeserted()
 }
 
 // Size is the number of bytes that were written.
@@ -299,11 +300,19 @@ type Reader struct {
 	err     error // why the reader gets no more: it is closed or cut off
 }
 
-// NewReader returns a reader from the body's beginning; nil if that is not kept any more.
+// isDeserted reports whether the recording cannot go on for want of a reader. r.mu is held.
+func (r *Recording) isDeserted() bool {
+	deserted := r.paced && !r.done && len(r.readers) == 0
+	r.over = r.over || deserted
+	return deserted
+}
+
+// NewReader returns a reader from the body's beginning; nil if that is not kept any more, or if
+// the recording has lost its last reader.
 func (r *Recording) NewReader() *Reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.base > 0 {
+	if r.base > 0 || r.over {
 		return nil
 	}
 	rd := &Reader{rec: r, woken: make(chan struct{}, 1)}
@@ -414,5 +423,5 @@ func (rd *Reader) Close() (deserted bool) {
 		r.trim()
 	}
 	r.room.Broadcast()
-	return r.paced && !r.done && len(r.readers) == 0
+	return r.isDeserted()
 }

@@ -204,3 +204,23 @@ func TestReaderHeedsItsContextAndItsClose(t *testing.T) {
 		}
 	})
 }
+
+func TestDesertedRecordingTakesNoReader(t *testing.T) {
+	for name, desert := range map[string]func(*httpcache.Recording) bool{
+		"paced without a reader": func(r *httpcache.Recording) bool { return !r.Pace() },
+		"its last reader left": func(r *httpcache.Recording) bool {
+			rd := r.NewReader()
+			return r.Pace() && rd.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := httpcache.NewRecording(10)
+			if !desert(r) {
+				t.Fatal("it goes on")
+			}
+			if r.NewReader() != nil {
+				t.Error("a reader has joined")
+			}
+		})
+	}
+}
