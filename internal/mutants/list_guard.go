@@ -24,7 +24,14 @@ func guardMutants() []Mutant {
 		in("guard", "a failure that an acquire told is for all callers", "return &outcome{err: decodeFailure(a.Failure, &f.e.policy), moment: f.heldMoment}", "return &outcome{err: decodeFailure(a.Failure, &f.e.policy), moment: always}",
 			Sim(3000, "old failure")),
 		in("guard", "a value with a refused fill is for all callers", "		o.moment = end.start\n	}\n	if entry == nil {", "		_ = o\n	}\n	if entry == nil {", Sim(1000, "P3", "sharing")),
-		in("guard", "a waiter never looks at its holder", "if late || !time.Now().Before(due) {", "if late && due.IsZero() {", Sim(300, "P4 returns")),
+		{
+			Name: "a waiter never looks at its holder",
+			Patches: []Patch{
+				{"guard", "due := time.Now().Add(f.untilLook(left))", "due := time.Now().Add(f.untilLook(left) + time.Hour)"},
+				{"guard", "late := !f.looked &&", "late := false && !f.looked &&"},
+			},
+			Check: Test("guard", "TestBatchTakesOverKeysOfDeadHolders"),
+		},
 		in("guard", "the waiters of a fleet look at once", "return time.Duration(draw * float64(d))", "return time.Duration(0 * draw * float64(d))", Test("guard", "TestLooksOfAFleetAreSpread")),
 		in("guard", "looks grow with the waiting processes", "max(lookEvery, time.Duration(waiting)*fleetLookEvery)", "max(lookEvery, fleetLookEvery)", Test("guard", "TestLooksOfAFleetDoNotGrow")),
 		in("guard", "a value that was not modified keeps no stamp of its own", "entry.Stamp.Epoch, entry.Stamp.N, entry.Renewed = old.Stamp.Epoch, old.Stamp.N, stamp.N", "entry.Renewed = stamp.N",
