@@ -175,16 +175,19 @@ func (c *lockContext) Err() error {
 	return c.Context.Err()
 }
 
-// check ends the lock if its time is over. It also ends the context of a lock that has ended
-// already: after a freeze of the process the lock's goroutine may not have done so yet.
+// check ends the lock if its time is over. It also ends the context of a lock that another
+// goroutine has ended: after a freeze of the process that one may not have come to it yet.
 func (k *Lock) check() {
 	k.mu.Lock()
-	cause := k.cause
 	over := k.state == lockHeld && left(k.until) <= 0
 	k.mu.Unlock()
 	if over {
 		k.lose(errors.New("it was not renewed in time"))
-	} else if cause != nil {
+	}
+	k.mu.Lock()
+	cause := k.cause // looked at last: the lock may have been ended in between
+	k.mu.Unlock()
+	if cause != nil {
 		k.cancel(cause)
 	}
 }

@@ -22,7 +22,7 @@ func lockMutants() []Mutant {
 		in("lock", "lock: a quorum of N/2", "quorum: len(backends)/2 + 1}", "quorum: len(backends) / 2}", l1),
 		in("lock", "lock: fences of a majority are not raised", "	if differ {\n", "	if false {\n", Test("lock", "TestFencesRiseWhenMajorityChanges")),
 		in("lock", "lock: split votes wake each other", "err == nil && n > len(l.panel.backends) {", "n < 0 {", Test("lock", "TestSplitVotesDoNotSpin")),
-		in("lock", "lock: a thawed holder's context goes on", "	} else if cause != nil {\n		k.cancel(cause)\n	}", "	} else if cause != nil {\n		_ = cause\n	}", Test("lock", "TestThawedHolderFindsContextEnded")),
+		in("lock", "lock: a thawed holder's context goes on", "	if cause != nil {\n		k.cancel(cause)\n	}\n}", "	_ = cause\n}", Test("lock", "TestThawedHolderFindsContextEnded")),
 		lost,
 	}
 }
