@@ -46,3 +46,23 @@ func TestFetchHearsThatItsLeaseIsLost(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Of a batch that is fetched in parts, a key whose lease is lost before its part is fetched
+// under a new lease, so that its value is stored.
+func TestBatchFetchesUnderNoLostLease(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy(func(p *guard.Policy) { p.MaxBatch = 1 }))[0]
+		o := &manyOrigin{takes: time.Second}
+		go func() {
+			time.Sleep(500 * time.Millisecond)
+			must(w, g.DeleteMany(ctx, []string{"a", "b", "c"})) // the first of them is being fetched
+		}()
+		keys := []string{"a", "b", "c"}
+		equal(w, getMany(w, g, keys, o.fetch), valuesOf(keys))
+		stored, err := g.PeekMany(ctx, keys)
+		must(w, err)
+		if len(stored) < 2 {
+			w.Errorf("stored: %v, want all but the value that was fetched during the deletion; fetches %v", stored, o.calls)
+		}
+	})
+}

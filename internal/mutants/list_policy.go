@@ -13,7 +13,7 @@ func policyMutants() []Mutant {
 		in("guard", "a message with tags decides a flight", "		if len(r.Entry.Tags) > 0 {\n			return nil // one may", "		if false {\n			return nil // one may", Sim(3000, "P3").Of("tags")),
 		in("guard", "a value with a tag that was expired meanwhile is shared with all", "if !o.stored && end.tagged || entry.Flags&store.FlagExpired != 0 {", "if false {",
 			Test("guard", "TestTagExpiredDuringAFetchMakesItsValueStale", "TestDeleteTagHidesEarlierFetchesFromLaterCallers")),
-		in("guard", "a batch fetches under leases that were lost", "		case t.lease != nil && t.lease.IsLost():\n", "		case false:\n", Sim(3000, "P1", "calm", "sharing").Of("many")),
+		in("guard", "a batch fetches under leases that were lost", "		case t.lease != nil && t.lease.IsLost():\n", "		case false:\n", Test("guard", "TestBatchFetchesUnderNoLostLease")),
 		in("guard", "a flight that has waited uses the stamp from before", "p.keys.now == 0 && turns[0].f.watch == nil {", "p.keys.now == 0 {", Test("guard", "TestTagDeletedBeforeAWaiterFetchesSpoilsNothing")),
 		in("guard", "a value without a stamp is stored with its tags", "if p.stampErr != nil || p.stamp == (store.Stamp{}) {", "if false {", Test("guard", "TestTaggedValuesNeedTheClockOfTags")),
 		in("guard", "the attempts of a batch are remembered for one part", "		r.Window += r.RenewFor - f.request.RenewFor\n", "", Test("guard", "TestAttemptsOfABatchOutlastItsLeases")),
