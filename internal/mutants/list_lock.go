@@ -18,7 +18,7 @@ func lockMutants() []Mutant {
 		script("lock", "lock: a lock outlives its TTL", "redis.call('SET', KEYS[2], value, 'NX', 'PX', ttl)", "redis.call('SET', KEYS[2], value, 'NX', 'PX', ttl * 3)", l3),
 		script("lock", "lock: a restarted server votes", "if left > 0 then", "if false then", Test("lock", "TestRestartedServersAbstain")),
 		script("lock", "lock: a dead holder is replaced unasked", "if dead and other:sub(1, 16) == ARGV[4] then", "if dead then", Test("lock", "TestFleetWaitsForKilledHolderWithoutTakeOver")),
-		in("lock", "lock: no drift", "k.until = sent.Add(k.ttl - l.opts.drift(k.ttl))", "k.until = sent.Add(k.ttl)", l1),
+		in("lock", "lock: no drift", "k.until = sent.Add(k.ttl - l.opts.drift(k.ttl))", "k.until = sent.Add(k.ttl)", Test("lock", "TestContextEndsBeforeTTLWithoutRenewal")),
 		in("lock", "lock: a quorum of N/2", "quorum: len(backends)/2 + 1}", "quorum: len(backends) / 2}", l1),
 		in("lock", "lock: fences of a majority are not raised", "	if differ {\n", "	if false {\n", Test("lock", "TestFencesRiseWhenMajorityChanges")),
 		in("lock", "lock: split votes wake each other", "err == nil && n > len(l.panel.backends) {", "n < 0 {", Test("lock", "TestSplitVotesDoNotSpin")),
