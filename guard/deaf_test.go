@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -20,35 +21,37 @@ func TestReserveServesNoValueThatRedisDisowned(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	other := onClient(t, server.Client(), policy())
 	set := func(t *testing.T, key string) { must(&world{T: t}, other.Set(t.Context(), key, "new")) }
+	del := func(t *testing.T, key string) { must(&world{T: t}, other.Delete(t.Context(), key)) }
 	for name, change := range map[string]func(t *testing.T, key string){
-		"deleted": func(t *testing.T, key string) { must(&world{T: t}, other.Delete(t.Context(), key)) },
+		"deleted": del,
 		"set":     set,
 		"set and deleted": func(t *testing.T, key string) {
 			set(t, key)
-			must(&world{T: t}, other.Delete(t.Context(), key))
+			del(t, key)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			g, lose := losesSubscription(t, server)
-			w := &world{T: t}
-			must(w, g.Set(t.Context(), name, "old"))
-			get(w, g, name, never)
-			lose()
-			change(t, name)
-			serves := func() {
-				t.Helper()
-				if v, _ := g.Get(t.Context(), name, func(context.Context) (string, error) { return "new", nil }); v != "new" {
-					t.Fatalf("got %q", v)
+		for reader, opts := range map[string][]guard.CallOption{"any age": nil, "max age": {guard.MaxAge(time.Hour)}} {
+			t.Run(name+", read at "+reader, func(t *testing.T) {
+				g, lose := losesSubscription(t, server)
+				w, key := &world{T: t}, name+reader
+				must(w, g.Set(t.Context(), key, "old"))
+				get(w, g, key, never)
+				lose()
+				change(t, key)
+				fails := func(context.Context) (string, error) { return "", errors.New("origin is away") }
+				if v, err := g.Get(t.Context(), key, fails, opts...); v == "old" {
+					t.Fatalf("got %q, %v", v, err)
 				}
-				if r, err := g.Peek(t.Context(), name); r.Value == "old" {
+				must(w, server.Pause())
+				defer func() { must(w, server.Resume()) }()
+				if v, err := g.Get(t.Context(), key, fails); v == "old" {
+					t.Fatalf("got %q, %v, while Redis is away", v, err)
+				}
+				if r, err := g.Peek(t.Context(), key); r.Value == "old" {
 					t.Fatalf("peeked %q, %v", r.Value, err)
 				}
-			}
-			serves()
-			must(w, server.Pause())
-			defer func() { must(w, server.Resume()) }()
-			serves()
-		})
+			})
+		}
 	}
 }
 

@@ -157,10 +157,13 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 		}
 	}
 	w.out = e.judgeOnce(ctx, w)
-	if w.out.then != serve && maxAge == anyAge && w.rd.reading != nil {
-		if o := e.recovering(w.key, w.rd.reading); o != nil {
-			w.out = o
-			return
+	if w.out.then != serve && w.rd.reading != nil {
+		e.outdate(w.key, w.rd.reading)
+		if maxAge == anyAge {
+			if o := e.recovering(w.key, w.rd.reading); o != nil {
+				w.out = o
+				return
+			}
 		}
 	}
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {

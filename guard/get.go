@@ -268,9 +268,7 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, t ticket, rd *read) (
 		return Result[V]{}, ErrNotFound
 	}
 	if rd.found() == nil {
-		if s := e.reserve; s != nil && !s.awayLately() {
-			s.outdate(t.hash, key, r)
-		}
+		e.outdate(key, r)
 		return Result[V]{}, ErrMiss
 	}
 	value, err := e.packer.unpack(ctx, key, rd)

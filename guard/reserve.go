@@ -474,21 +474,24 @@ func (f *flight) fetchedMeanwhile(ctx context.Context, why error) *outcome {
 	return o
 }
 
+// outdate drops the reserve's value of a key if a read was answered with another entry, or
+// none. Soon after an outage it does not: see recovering.
+func (e *engine) outdate(key string, r *store.Reading) {
+	if s := e.reserve; s != nil && !s.awayLately() {
+		s.outdate(s.coherence.hash(key), key, r)
+	}
+}
+
 // recovering is the outcome for a key that the store has no entry of, soon after an outage:
 // the value from before it, while it is refreshed. Else all that Redis has lost would be
-// fetched at once. At other times the value is outdated.
+// fetched at once.
 func (e *engine) recovering(key string, r *store.Reading) *outcome {
 	s := e.reserve
-	if s == nil {
+	if s == nil || r.Seen != "" || !s.awayLately() {
 		return nil
 	}
-	hash := s.coherence.hash(key)
-	if !s.awayLately() {
-		s.outdate(hash, key, r)
-		return nil
-	}
-	v := s.find(hash, key)
-	if v == nil || r.Seen != "" || v.era < s.before.Load() || v.since.changed() {
+	v := s.find(s.coherence.hash(key), key)
+	if v == nil || v.era < s.before.Load() || v.since.changed() {
 		return nil
 	}
 	o := e.judgeReserved(key, v.read, errLost)
