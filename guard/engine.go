@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/pprof"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,7 +35,8 @@ type engine struct {
 	flights   *flights
 	sequence  atomic.Uint64 // numbers callers and commands of this process: clocks can tie
 	foresight foresight
-	slots     *slots // of fetches without a lease
+	slots     *slots    // of fetches without a lease
+	timers    sync.Pool // of *time.Timer that are stopped
 
 	detach  func()          // removes the guard from its observers
 	ctx     context.Context // ends with Close
@@ -114,10 +116,10 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		}
 		return w.out
 	}
-	c, slowly := slow(), w // w itself would be allocated for hits, too
-	c.e, c.ctx, c.maxAge, c.number = e, ctx, maxAge, number
-	c.resolve([]*want{&slowly})
-	return slowly.out
+	c := slow()
+	c.e, c.ctx, c.maxAge, c.number, c.only = e, ctx, maxAge, number, w // w itself would be allocated for hits, too
+	c.resolve([]*want{&c.only})
+	return c.only.out
 }
 
 // look sets the outcome that a read alone allows.
@@ -138,7 +140,7 @@ func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 	switch {
 	case w.out != nil:
 	case w.rd == nil:
-		w.out = &outcome{then: fetch}
+		w.out = toFetch
 	default:
 		if w.rd.err != nil || w.rd.reading.Seen != "" {
 			e.foresight.met(true) // a flight reports an absent key, once for all its callers
@@ -173,7 +175,7 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 		}
 	}
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
-		w.out = &outcome{then: fetch}
+		w.out = toFetch
 	}
 }
 
