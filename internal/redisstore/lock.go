@@ -105,7 +105,7 @@ func (s *Store) Lock(ctx context.Context, op *store.LockOp) (store.LockAnswer, e
 // lockCall carries a script out. On a single server that is done by this goroutine, without
 // the queue: a lock is seldom asked for together with others, and two goroutines that wake
 // each other take longer than Redis does. ctx is not heeded then, but RedisTimeout.
-func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation, late func([]reply)) (any, error) {
+func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation, late lateReader) (any, error) {
 	timed, ok := s.client.(interface {
 		WithTimeout(time.Duration) *redis.Client
 	})
@@ -157,7 +157,7 @@ func (s *Store) acquireLock(ctx context.Context, op *store.LockOp, names *lockNa
 		}
 		inv := invocation{lockScript, words}
 		asked := time.Now()
-		value, err := s.lockCall(ctx, op, inv, func(late []reply) { s.lockedLate(op, names, late[0]) })
+		value, err := s.lockCall(ctx, op, inv, lateFunc(func(late []reply) { s.lockedLate(op, names, late[0]) }))
 		if err != nil {
 			return store.LockAnswer{}, err
 		}

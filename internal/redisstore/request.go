@@ -65,7 +65,7 @@ func (r *request) end(from, to int32, err error) bool {
 // answer ends a request that was sent, or deals with its answer if it was left.
 func (r *request) answer(err error) {
 	if !r.end(sending, answered, err) && err == nil && r.scripts != nil && r.scripts.late != nil {
-		r.scripts.late(r.scripts.replies)
+		r.scripts.late.answeredLate(r.scripts.replies)
 	}
 }
 

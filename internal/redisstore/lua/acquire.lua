@@ -29,6 +29,7 @@
 --   {"granted", taken over, tries, failures}
 --                                   taken over: 1 if the holder before had died;
 --                                   failures: those in a row that asked for a pause
+--   tries                           granted, and the other two are 0
 
 local token, seen, suspect, over = ARGV[1], ARGV[3], ARGV[5], ARGV[6]
 
@@ -128,4 +129,5 @@ local failures = tonumber(not nothing and redis.call('GET', KEYS[6]) or 0) or 0
 tries = tries + redis.call('SADD', KEYS[3], token)
 redis.call('PEXPIRE', KEYS[3], ARGV[8])
 redis.call('SET', KEYS[2], token .. (liveness and '1' or '0'), 'PX', ARGV[2])
+if takenover == 0 and failures == 0 then return tries end
 return {'granted', takenover, tries, failures}
