@@ -84,14 +84,10 @@ func (l *leader) acquireUnread(f *flight) store.Answer {
 		}
 		return store.Answer{Verdict: store.HasEntry, Reading: rd.reading}
 	case a.Err == nil && a.Verdict == store.Granted:
-		f.none.reading, f.none.at = noEntry, f.sent
-		f.lend(&f.none)
+		f.lendNone()
 	}
 	return a
 }
-
-// noEntry is only to be read.
-var noEntry = &store.Reading{}
 
 // readForced reads the keys of forced flights that are still unread: their callers were to
 // join a flight that has ended since. An acquire that has seen no entry would return the

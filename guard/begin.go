@@ -2,7 +2,6 @@ package guard
 
 import (
 	"context"
-	"runtime/pprof"
 	"sync"
 	"time"
 
@@ -122,7 +121,6 @@ func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *
 	timeout := &timedOut{e, r.key, 1}
 	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	ctx, o.frame = enter(ctx, e, keys)
-	ctx = pprof.WithLabels(ctx, e.labels)
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
 	closed := context.AfterFunc(e.ctx, func() { o.cancel(context.Cause(e.ctx)) }) // a lone turn's ctx is its caller's
 	context.AfterFunc(o.ctx, func() {

@@ -30,7 +30,9 @@ type call struct {
 	waitOver bool
 	softOver bool
 
-	only want // of a call for one key
+	// The memory of a call for one key.
+	only want
+	list [1]*want
 }
 
 // A want is one key of a call.

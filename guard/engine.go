@@ -16,15 +16,16 @@ import (
 
 // An engine is a Guard without its type: values are *V in an any.
 type engine struct {
-	store  store.Store
-	name   string
-	prefix string // of the user's keys as the store knows them: no two guards share a key
-	policy Policy
-	packer packer
-	tags   tagger
-	payer  payer
-	events reporter
-	labels pprof.LabelSet // of the goroutines of fetches
+	store   store.Store
+	name    string
+	prefix  string // of the user's keys as the store knows them: no two guards share a key
+	policy  Policy
+	packer  packer
+	tags    tagger
+	payer   payer
+	events  reporter
+	labels  pprof.LabelSet  // of the goroutines of fetches
+	labeled context.Context // has them
 
 	coherence *coherence // nil: this process keeps no values
 	near      *near      // nil: none
@@ -37,6 +38,7 @@ type engine struct {
 	foresight foresight
 	slots     *slots    // of fetches without a lease
 	timers    sync.Pool // of *time.Timer that are stopped
+	dones     sync.Pool // of the channels of fetches; they are empty
 
 	detach  func()          // removes the guard from its observers
 	ctx     context.Context // ends with Close
@@ -51,6 +53,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 		detach:  func() {},
 		flights: newFlights(),
 	}
+	e.labeled = pprof.WithLabels(context.Background(), e.labels)
 	e.events.init(name, &e.policy)
 	if b, ok := p.Budget.(interface{ Name() string }); ok {
 		e.payer.name = b.Name()
@@ -118,7 +121,8 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 	}
 	c := slow()
 	c.e, c.ctx, c.maxAge, c.number, c.only = e, ctx, maxAge, number, w // w itself would be allocated for hits, too
-	c.resolve([]*want{&c.only})
+	c.list[0] = &c.only
+	c.resolve(c.list[:])
 	return c.only.out
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"runtime/pprof"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -274,10 +275,14 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 	ctx, trace := e.startFetch(ctx, fills)
 	start := time.Now()
 	called = true
-	done := make(chan struct{})
+	done, ok := e.dones.Get().(chan struct{})
+	if !ok {
+		done = make(chan struct{}, 1)
+	}
 	go e.callFetch(ctx, fetch, fills, keys, x, done)
 	select {
 	case <-done:
+		e.dones.Put(done)
 	case <-ctx.Done():
 		fills = e.givenUp(fills, context.Cause(ctx))
 	}
@@ -306,7 +311,7 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	return all
 }
 
-// callFetch calls the user's fetch and encodes its values. It closes done also after a
+// callFetch calls the user's fetch and encodes its values. It tells done also after a
 // panic or Goexit.
 func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense, done chan<- struct{}) {
 	ctx, frame := enter(ctx, e, keys)
@@ -322,7 +327,7 @@ func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, 
 				r.value, r.entry, r.err = nil, nil, err
 			}
 		}
-		close(done)
+		done <- struct{}{}
 		if x != nil {
 			cost := 0
 			for _, r := range fills {
@@ -331,7 +336,8 @@ func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, 
 			x.Settle(cost)
 		}
 	}()
-	fetch(e.labelled(ctx), fills)
+	pprof.SetGoroutineLabels(ctx)
+	fetch(ctx, fills)
 	for _, r := range fills {
 		e.complete(r)
 	}

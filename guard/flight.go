@@ -57,10 +57,13 @@ type flight struct {
 	attempt  atomic.Int32                       // of the lease, here
 
 	// Knowledge of the key. Only the goroutine that runs the flight uses the rest.
-	readErr     error  // of the first caller's read
-	known       *read  // the last one with an answer; nil: there was none
-	knownMoment uint64 // when its command was sent
-	none        read   // the memory of one that found nothing
+	readErr     error    // of the first caller's read
+	known       *read    // the last one with an answer; nil: there was none
+	knownMoment uint64   // when its command was sent
+	none        struct { // the memory of one that found nothing
+		read
+		fallback
+	}
 
 	// The search for the lease.
 	request    store.Request
@@ -164,6 +167,17 @@ func (f *flight) settle(o *outcome) {
 
 // lend offers the last read to callers that have read nothing.
 func (f *flight) lend(rd *read) { f.fallback.Store(&fallback{rd, f.moment}) }
+
+// lendNone is lend for an answer that there is no entry.
+func (f *flight) lendNone() {
+	n := &f.none
+	n.reading, n.at = noEntry, f.sent
+	n.fallback = fallback{&n.read, f.moment}
+	f.fallback.Store(&n.fallback)
+}
+
+// noEntry is only to be read.
+var noEntry = &store.Reading{}
 
 // borrow takes the flight's fallback for a caller that has read nothing.
 func (f *flight) borrow(number uint64, rd *read) *read {

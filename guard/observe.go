@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"errors"
-	"runtime/pprof"
 	"strconv"
 	"time"
 
@@ -143,13 +142,6 @@ func triggerFor(kind flightKind, rd *read) string {
 		return telemetry.TriggerEarly
 	}
 	return telemetry.TriggerStale
-}
-
-// labelled marks the goroutine of a fetch in profiles: stampede.guard is its guard.
-func (e *engine) labelled(ctx context.Context) context.Context {
-	ctx = pprof.WithLabels(ctx, e.labels)
-	pprof.SetGoroutineLabels(ctx)
-	return ctx
 }
 
 // reportWaits reports the keys of the call for which it waited for another's fetch.

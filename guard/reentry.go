@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"fmt"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -51,12 +52,15 @@ type framed struct {
 	frame
 }
 
-// Value implements [context.Context].
+// Value implements [context.Context]. The context has the labels of its guard.
 func (c *framed) Value(key any) any {
 	if key == (frameKey{}) {
 		return &c.frame
 	}
-	return c.Context.Value(key)
+	if v := c.Context.Value(key); v != nil {
+		return v
+	}
+	return c.frame.engine.labeled.Value(key)
 }
 
 // frameKey is the key of a context's frame.
@@ -74,8 +78,12 @@ func frameOf(ctx context.Context) *frame {
 	return f
 }
 
-// enter marks the context of a fetch.
+// enter marks the context of a fetch, and labels it for profiles: stampede.guard is the guard.
 func enter(ctx context.Context, e *engine, keys *fetchKeys) (context.Context, *frame) {
+	pprof.ForLabels(ctx, func(string, string) bool { // the caller has labels: they stay
+		ctx = pprof.WithLabels(ctx, e.labels)
+		return false
+	})
 	c := &framed{Context: ctx, frame: frame{engine: e, keys: keys, outer: frameOf(ctx)}}
 	for _, t := range keys.turns {
 		t.f.fetch.Store(&c.frame)

@@ -33,7 +33,7 @@ func (s *Store) Return(ctx context.Context, returns []store.Return) []store.Retu
 // records in the ledger.
 func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Returned {
 	if len(returns) == 1 && isUntied(returns[0].Entry) {
-		return []store.Returned{s.giveBackOne(ctx, &returns[0])}
+		return s.giveBackOne(ctx, &returns[0])
 	}
 	all := make([]store.Returned, len(returns))
 	sent := returns
@@ -99,13 +99,14 @@ func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Re
 }
 
 // giveBackOne is giveBack for one lease, if no tags have to be tied.
-func (s *Store) giveBackOne(ctx context.Context, r *store.Return) store.Returned {
+func (s *Store) giveBackOne(ctx context.Context, r *store.Return) []store.Returned {
 	if s.closing.Load() && !r.Releases() {
-		return store.Returned{Err: store.ErrClosed} // Close releases it
+		return []store.Returned{{Err: store.ErrClosed}} // Close releases it
 	}
 	g := &loneHandBack{handBack: handBack{s: s}}
 	value, _, err := s.callIn(&g.call, ctx, "giving back", s.returning(&g.handBack, r), g)
-	return store.Returned{OK: err == nil && (r.Releases() || value == int64(1)), Err: err}
+	g.returned[0] = store.Returned{OK: err == nil && (r.Releases() || value == int64(1)), Err: err}
+	return g.returned[:]
 }
 
 // gaveBack takes the result of giving a lease back into the ledger. If Redis has not
@@ -192,7 +193,8 @@ type handBack struct {
 // A loneHandBack is one that goes alone.
 type loneHandBack struct {
 	handBack
-	call scriptCall
+	call     scriptCall
+	returned [1]store.Returned
 }
 
 // answeredLate implements [lateReader].

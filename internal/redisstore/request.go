@@ -23,7 +23,7 @@ type request struct {
 	state atomic.Int32
 	err   error         // classified; of the whole request
 	batch batch         // the memory of the batch that the request is the first of
-	done  chan struct{} // closed when the request has ended; nil: then is told
+	done  chan struct{} // holds one, when the request has ended; nil: then is told
 	then  interface {   // by the goroutine that ends the request: it must be quick
 		ended(r *request)
 	}
@@ -57,7 +57,7 @@ func (r *request) end(from, to int32, err error) bool {
 	if r.then != nil {
 		r.then.ended(r)
 	} else {
-		close(r.done)
+		r.done <- struct{}{}
 	}
 	return true
 }
@@ -88,7 +88,12 @@ func (n *node) do(ctx context.Context, q *queue, r *request) (fate, error) {
 
 // start sends a request; await waits for its end.
 func (n *node) start(ctx context.Context, q *queue, r *request) {
-	r.values, r.done = ctx, make(chan struct{})
+	r.values = ctx
+	if done, ok := n.s.dones.Get().(chan struct{}); ok {
+		r.done = done
+	} else {
+		r.done = make(chan struct{}, 1)
+	}
 	switch err := store.Ended(ctx); {
 	case err != nil:
 		r.end(queued, withdrawn, fmt.Errorf("%w: %w", errEndedBefore, err))
@@ -101,7 +106,9 @@ func (n *node) start(ctx context.Context, q *queue, r *request) {
 	}
 }
 
+// await is called once for a request.
 func (n *node) await(ctx context.Context, r *request) (fate, error) {
+	defer n.s.dones.Put(r.done) // whatever ended the request, the channel is empty again
 	var ended <-chan struct{}
 	if ctx != nil {
 		ended = ctx.Done()

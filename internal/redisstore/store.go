@@ -62,6 +62,7 @@ type Store struct {
 
 	locking  sync.Once                // adds a hook for the commands of locks
 	callsEnd atomic.Pointer[deadline] // of the latest commands of locks
+	dones    sync.Pool                // of the channels of requests; they are empty
 
 	// Close sets closing first, and ends ctx when everything has been given back.
 	closing atomic.Bool
