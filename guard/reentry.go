@@ -60,7 +60,7 @@ func (c *framed) Value(key any) any {
 	if v := c.Context.Value(key); v != nil {
 		return v
 	}
-	return c.frame.engine.labeled.Value(key)
+	return c.engine.labeled.Value(key)
 }
 
 // frameKey is the key of a context's frame.

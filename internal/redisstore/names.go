@@ -97,28 +97,24 @@ type names struct{ entry, lease, tries, pause, failures, unfailed, wake keyArg }
 // noneFailed stands in a key's name where there is no token.
 const noneFailed = "none"
 
-// names share their memory: two allocations instead of seven.
 func (s keyspace) names(k string) *names {
 	n := &names{}
 	n.set(s, k)
 	return n
 }
 
+// set builds the names of k. They share their memory: one allocation instead of seven.
 func (n *names) set(s keyspace, k string) {
 	before, k := s.around(k)
 	size := len(s.namespace) + len(before) + len(k) + len("}")
 	all := make([]byte, 0, 7*size+len(":lease:tries:pause:failures:failed:"+noneFailed+":wake"))
-	for _, name := range [...]struct {
-		to     *keyArg
-		suffix string
-	}{
-		{&n.entry, ""}, {&n.lease, ":lease"}, {&n.tries, ":tries"}, {&n.pause, ":pause"}, {&n.failures, ":failures"},
-		{&n.unfailed, ":failed:" + noneFailed}, {&n.wake, ":wake"},
-	} {
+	next := func(suffix string) keyArg {
 		start := len(all)
-		all = append(append(append(append(append(all, s.namespace...), before...), k...), '}'), name.suffix...)
-		*name.to = keyArg(unsafe.String(&all[start], len(all)-start)) // nothing is written twice: there is room for all
+		all = append(append(append(append(append(all, s.namespace...), before...), k...), '}'), suffix...)
+		return keyArg(unsafe.String(&all[start], len(all)-start)) // nothing is written twice: there is room for all
 	}
+	n.entry, n.lease, n.tries, n.pause = next(""), next(":lease"), next(":tries"), next(":pause")
+	n.failures, n.unfailed, n.wake = next(":failures"), next(":failed:"+noneFailed), next(":wake")
 }
 
 // failed is the key that tells how the fetch of token t failed. The token
