@@ -2,7 +2,6 @@ package transport
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net/http"
 	"slices"
@@ -26,9 +25,6 @@ import (
 
 // methodPart stands for the method in the keys of parts.
 const methodPart = "GET-part"
-
-// partWithin bounds the wait for a turn, which costs the client time.
-const partWithin = 100 * time.Millisecond
 
 func (x *exchange) partKey() string {
 	custom, _ := customKey(x.p, x.own())
@@ -96,15 +92,7 @@ func (x *exchange) beginPart() *guard.Turn[*httpcache.Page] {
 	if !rfc9111.AsksForPart(x.own()) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(x.ctx, partWithin)
-	defer cancel()
-	// Also does not wait, but needs some turn. No other request has that of a random key.
-	_, door, _ := x.t.guard.Begin(ctx, methodPart+" "+httpcache.RandomName(), nil)
-	if door == nil {
-		return nil
-	}
-	defer door.Release()
-	return door.Also(x.partKey(), guard.MaxAge(0))
+	return httpcache.BeginBeside(x.ctx, x.t.guard, x.partKey(), guard.MaxAge(0))
 }
 
 // recordPart lets a response be stored when its client has read it. It reports whether the

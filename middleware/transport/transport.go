@@ -103,13 +103,18 @@ func (t *Transport) policyFor(req *http.Request) *HostPolicy {
 // Purge deletes the responses that are stored for a GET or HEAD of the request's URL and credentials.
 // The response of a call that is under way will not be stored. Errors as of
 // [guard.Guard.Delete].
-func (t *Transport) Purge(req *http.Request) error { return t.forget(req, t.policyFor(req)) }
+func (t *Transport) Purge(req *http.Request) error { return t.forget(req, t.policyFor(req), "") }
 
-func (t *Transport) forget(req *http.Request, p *HostPolicy) error {
+// forget deletes the entries of a URL, except for one key.
+func (t *Transport) forget(req *http.Request, p *HostPolicy, except string) error {
+	methods := []string{methodPosted, methodPart, http.MethodGet, http.MethodHead} // in this order: see httpcache.BeginBeside
+	if !t.opts.StorePost {
+		methods = methods[1:]
+	}
 	var errs []error
-	for _, method := range []string{methodPart, http.MethodGet, http.MethodHead} { // in this order: see parts
+	for _, method := range methods {
 		like := *req
-		if like.Method = method; method == methodPart {
+		if like.Method = method; method == methodPart || method == methodPosted {
 			like.Method = http.MethodGet
 		}
 		custom, ok := customKey(p, &like)
@@ -121,6 +126,9 @@ func (t *Transport) forget(req *http.Request, p *HostPolicy) error {
 				continue
 			}
 			key, _ := t.keys.key(method, &like, custom, unusual)
+			if key == except {
+				continue
+			}
 			errs = append(errs, t.guard.Delete(req.Context(), key)) // the index, and so the variants
 		}
 	}
