@@ -325,7 +325,7 @@ func (x *exchange) validate(at slot, f *found) (*http.Response, error) {
 	}
 	c := newCall(x, at, nil)
 	c.here = true
-	r, err := c.ask(x.ctx, f.page)
+	r, err := c.ask(x.ctx, f.page, nil)
 	x.fwd = c.fwd
 	if err != nil {
 		return x.failed(at, f, err)
@@ -361,7 +361,7 @@ func (x *exchange) failed(at slot, have *found, err error) (*http.Response, erro
 	}
 	status := rejectedWith(err)
 	if have != nil && mayServeInstead(have.page, have.age, x.control, err) {
-		return x.answer(have, x.status(rfc9111.Status{Fwd: rfc9111.FwdStale, FwdStatus: status, Detail: "stale-if-error", TTL: have.left()})), nil
+		return x.answer(have, x.insteadOf(have, status)), nil
 	}
 	if status != 0 {
 		return x.rejected(err, status), nil
@@ -380,26 +380,4 @@ func (x *exchange) failed(at slot, have *found, err error) (*http.Response, erro
 		err = cmp.Or(errors.Unwrap(err), err)
 	}
 	return nil, err
-}
-
-// ranges answers a request for a part of a response if the whole, or that part of it, is
-// stored and fresh. Else the request is passed on: the whole may be long.
-func (x *exchange) ranges() (*http.Response, error) {
-	f, _, ok := x.peek(slot{key: x.key})
-	if ok {
-		verdict, _ := rfc9111.MayServe(f.page.Freshness, f.age, x.control)
-		if verdict == rfc9111.ServeFresh || verdict == rfc9111.ServeStale {
-			if rfc9111.AnswerFor(x.req, f.page.Stored()) == rfc9111.AnswerRanges {
-				return x.part(f), nil
-			}
-			return x.answer(f, x.hit(f)), nil
-		}
-	}
-	if resp := x.storedPart(f); resp != nil {
-		return resp, nil
-	}
-	if x.control.OnlyIfCached {
-		return x.gatewayTimeout(), nil
-	}
-	return x.fetchPart()
 }

@@ -53,6 +53,7 @@ type Transport struct {
 
 	mu     sync.Mutex
 	lifted map[string]time.Time // by key: the last time of lift
+	parted map[string]bool      // the hosts of which parts were requested
 }
 
 // New returns a transport on the store. It returns all mistakes in the options, joined.
@@ -78,7 +79,7 @@ func New(store cache.Store, o Options) (*Transport, error) {
 	}
 	t := &Transport{
 		opts: o, guard: g, keys: newKeyer(&o), terms: httpcache.Terms{Keep: o.Keep, EachValidates: true},
-		notes: httpcache.NewNotes(), lifted: map[string]time.Time{}, fetchTimeout: o.FetchTimeout + wait,
+		notes: httpcache.NewNotes(), lifted: map[string]time.Time{}, parted: map[string]bool{}, fetchTimeout: o.FetchTimeout + wait,
 	}
 	if o.Shared {
 		t.apart = newPauses(t.keys)

@@ -1,0 +1,295 @@
+package transport_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stampedeguard/stampede/middleware/transport"
+)
+
+// inMemory is a base that calls a handler, for tests with faked time.
+func inMemory(h http.Handler) http.RoundTripper {
+	return roundTripper(func(req *http.Request) (*http.Response, error) {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, req)
+		return w.Result(), nil
+	})
+}
+
+// A resource is content that changes, and the requests for it.
+type resource struct {
+	content, etag, says string
+	headers             []string // more
+	seen                []*http.Request
+}
+
+func (r *resource) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.seen = append(r.seen, req)
+	serving(r.content, r.etag, append([]string{"Cache-Control", r.says}, r.headers...)...)(w, req)
+}
+
+// wantLast fails the test unless the resource was requested n times, with these headers in the
+// last request.
+func (r *resource) wantLast(t *testing.T, n int, header ...string) {
+	t.Helper()
+	if len(r.seen) != n {
+		t.Fatalf("%d calls, want %d", len(r.seen), n)
+	}
+	for i := 0; i < len(header); i += 2 {
+		if got := r.seen[n-1].Header.Get(header[i]); got != header[i+1] {
+			t.Errorf("the upstream was asked with %s %q, want %q", header[i], got, header[i+1])
+		}
+	}
+}
+
+// withResource runs a test with a transport in front of a resource that changes.
+func withResource(t *testing.T, test func(t *testing.T, r *resource, a *transport.Transport), change ...func(*transport.Options)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := &resource{content: digits, etag: `"1"`, says: "max-age=60"}
+		test(t, r, newTransport(t, memoryFleet(t)(), append(change, func(o *transport.Options) { o.Base = inMemory(r) })...))
+	})
+}
+
+const at = "http://api.example/"
+
+func TestWholeIsCompletedFromAPart(t *testing.T) {
+	for had, rest := range map[string]string{"bytes=0-3": "bytes=4-", "bytes=6-": "bytes=0-5", "bytes=-1": "bytes=0-8", "bytes=0-8": "bytes=9-"} {
+		t.Run(had, func(t *testing.T) {
+			inFleets(t, func(t *testing.T, open openFleet) {
+				v := newVendor(t, serving(digits, `"1"`))
+				a, b := newTransport(t, open()), newTransport(t, open())
+				ask(t, a, v.URL, "Range", had)
+				got := ask(t, a, v.URL)
+				wantAnswer(t, got, 200, digits)
+				wantCacheStatus(t, got, "fwd=partial", "stored")
+				if got.ContentLength != 10 || got.Header.Get("Content-Range") != "" || got.Header.Get("Content-Type") == "" {
+					t.Errorf("%d bytes, header %v", got.ContentLength, got.Header)
+				}
+				if h := v.last().Header; h.Get("Range") != rest || h.Get("If-Range") != `"1"` {
+					t.Errorf("asked with %v", h)
+				}
+				wantCacheStatus(t, ask(t, b, v.URL), "hit")
+				wantAnswer(t, ask(t, b, v.URL), 200, digits)
+				v.wantCalls(t, 2)
+			})
+		})
+	}
+}
+
+// A part that lacks bytes on both sides would take two calls.
+func TestPartFromTheMiddleIsNotCompleted(t *testing.T) {
+	withResource(t, func(t *testing.T, r *resource, a *transport.Transport) {
+		ask(t, a, at, "Range", "bytes=3-4")
+		wantAnswer(t, ask(t, a, at), 200, digits)
+		r.wantLast(t, 2, "Range", "", "If-Range", "")
+	})
+}
+
+func TestStalePartIsCompleted(t *testing.T) {
+	withResource(t, func(t *testing.T, r *resource, a *transport.Transport) {
+		ask(t, a, at, "Range", "bytes=0-3")
+		time.Sleep(2 * time.Minute)
+		wantAnswer(t, ask(t, a, at), 200, digits)
+		r.wantLast(t, 2, "Range", "bytes=4-")
+		if got := ask(t, a, at); got.Header.Get("Age") != "0" {
+			t.Errorf("Age %s", got.Header.Get("Age"))
+		}
+		wantAnswer(t, ask(t, a, at, "Cache-Control", "no-cache"), 200, digits)
+		r.wantLast(t, 3, "If-None-Match", `"1"`, "Range", "")
+	})
+}
+
+func TestWholeOfAnotherVersionReplacesThePart(t *testing.T) {
+	withResource(t, func(t *testing.T, r *resource, a *transport.Transport) {
+		ask(t, a, at, "Range", "bytes=0-3")
+		r.content, r.etag = "abcdefghij", `"2"`
+		wantAnswer(t, ask(t, a, at), 200, "abcdefghij")
+		r.wantLast(t, 2, "Range", "bytes=4-")
+		wantAnswer(t, ask(t, a, at), 200, "abcdefghij")
+		wantPart(t, ask(t, a, at, "Range", "bytes=0-3"), "abcd", "bytes 0-3/10")
+		time.Sleep(2 * time.Hour) // the whole is gone
+		ask(t, a, at, "Range", "bytes=0-1")
+		r.wantLast(t, 3, "If-None-Match", "")
+	})
+}
+
+// An upstream that does not answer the range that it was asked for is asked for the whole.
+func TestPartIsCompletedByItsRestOnly(t *testing.T) {
+	answer := func(status int, etag, contentRange, body string) *http.Response {
+		h := http.Header{"Etag": {etag}, "Cache-Control": {"max-age=60"}, "Content-Range": {contentRange}}
+		return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1}
+	}
+	for name, c := range map[string]struct {
+		rest  *http.Response
+		fails bool
+		calls int
+	}{
+		"the rest":             {answer(206, `"1"`, "bytes 4-9/10", "456789"), false, 2},
+		"another ETag":         {answer(206, `"2"`, "bytes 4-9/10", "efghij"), false, 3},
+		"a weak ETag":          {answer(206, `W/"1"`, "bytes 4-9/10", "456789"), false, 3},
+		"another range":        {answer(206, `"1"`, "bytes 0-5/10", "012345"), false, 3},
+		"less":                 {answer(206, `"1"`, "bytes 4-6/10", "456"), false, 3},
+		"another total":        {answer(206, `"1"`, "bytes 4-9/11", "456789"), false, 3},
+		"no range":             {answer(206, `"1"`, "", "456789"), false, 3},
+		"beyond the end":       {answer(416, `"1"`, "bytes */4", ""), false, 3},
+		"a body that is short": {answer(206, `"1"`, "bytes 4-9/10", "4567"), true, 2},
+		"a body that is long":  {answer(206, `"1"`, "bytes 4-9/10", "4567890"), true, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := 0
+				base := roundTripper(func(req *http.Request) (*http.Response, error) {
+					calls++
+					if req.Header.Get("If-Range") != "" {
+						return c.rest, nil
+					}
+					return inMemory(serving(digits, `"1"`)).RoundTrip(req)
+				})
+				a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) { o.Base = base })
+				ask(t, a, at, "Range", "bytes=0-3")
+				got := ask(t, a, at)
+				if c.fails != (got.err != nil) || !c.fails && got.body != digits || calls != c.calls {
+					t.Errorf("got %q, %v, after %d calls", got.body, got.err, calls)
+				}
+				c.rest = answer(206, `"1"`, "bytes 4-9/10", "456789")
+				wantAnswer(t, ask(t, a, at), 200, digits)
+			})
+		})
+	}
+}
+
+// A part need not repeat the fields of the whole (RFC 9110, 15.3.7).
+func TestCompletedWholeHasTheFieldsOfBothParts(t *testing.T) {
+	for _, second := range []string{"", "bytes=4-"} { // completed by the transport, and by its client
+		synctest.Test(t, func(t *testing.T) {
+			base := roundTripper(func(req *http.Request) (*http.Response, error) {
+				resp, err := inMemory(serving(digits, `"1"`, "X-Old", "a", "X-Both", "a")).RoundTrip(req)
+				if req.Header.Get("If-Range") != "" {
+					resp.Header.Del("Content-Type")
+					resp.Header.Del("X-Old")
+					resp.Header.Set("X-Both", "b")
+				}
+				return resp, err
+			})
+			a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) { o.Base = base })
+			ask(t, a, at, "Range", "bytes=0-3")
+			if second != "" {
+				ask(t, a, at, "Range", second, "If-Range", `"1"`)
+			}
+			for range 2 {
+				got := ask(t, a, at)
+				wantAnswer(t, got, 200, digits)
+				if h := got.Header; h.Get("X-Old") != "a" || h.Get("X-Both") != "b" || h.Get("Content-Type") == "" {
+					t.Errorf("header %v", h)
+				}
+			}
+			ask(t, a, at+"?other", "Range", "bytes=0-3", "If-Range", `"1"`)
+			if got := ask(t, a, at+"?other", "Range", "bytes=1-2"); got.Header.Get("Content-Type") == "" {
+				t.Errorf("the fields that only the client has are missing: %v", got.Header)
+			}
+		})
+	}
+}
+
+func TestWaitersShareACompletedWhole(t *testing.T) {
+	withResource(t, func(t *testing.T, r *resource, a *transport.Transport) {
+		ask(t, a, at, "Range", "bytes=0-3")
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() { wantAnswer(t, ask(t, a, at), 200, digits) })
+		}
+		wg.Wait()
+		r.wantLast(t, 2)
+	})
+}
+
+func TestDeleteDuringACompletionWins(t *testing.T) {
+	inFleets(t, func(t *testing.T, open openFleet) {
+		began, goOn := make(chan struct{}, 1), make(chan struct{}, 1)
+		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("If-Range") != "" {
+				began <- struct{}{}
+				<-goOn
+			}
+			serving(digits, `"1"`)(w, r)
+		})
+		a, b := newTransport(t, open()), newTransport(t, open())
+		ask(t, a, v.URL, "Range", "bytes=0-3")
+		done := make(chan answered)
+		go func() { done <- ask(t, a, v.URL) }()
+		<-began
+		req, _ := http.NewRequest("GET", v.URL, nil)
+		if err := b.Purge(req); err != nil {
+			t.Error(err)
+		}
+		goOn <- struct{}{}
+		wantAnswer(t, <-done, 200, digits)
+		ask(t, a, v.URL)
+		v.wantCalls(t, 3)
+		if v.last().Header.Get("Range") != "" {
+			t.Error("the part is still there")
+		}
+	})
+}
+
+func TestPartsOfVariantsStayApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		base := inMemory(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			calls++
+			lang := r.Header.Get("Accept-Language")
+			serving(strings.Repeat(lang, 5), `"`+lang+`"`, "Vary", "Accept-Language")(w, r)
+		}))
+		a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) { o.Base = base })
+		get := func(lang, r string, header ...string) answered {
+			if r != "" {
+				header = append(header, "Range", r)
+			}
+			return ask(t, a, at, append(header, "Accept-Language", lang)...)
+		}
+		get("de", "bytes=0-3")
+		wantAnswer(t, get("de", "bytes=1-2"), 206, "ed")
+		if calls != 1 {
+			t.Errorf("%d calls", calls)
+		}
+		wantAnswer(t, get("en", "", "Cache-Control", "no-cache"), 200, "enenenenen")
+		wantAnswer(t, get("en", "bytes=1-2"), 206, "ne")
+		wantAnswer(t, get("de", ""), 200, "dedededede")
+		wantAnswer(t, get("de", "bytes=1-2"), 206, "ed")
+		wantAnswer(t, get("en", ""), 200, "enenenenen")
+		if calls != 3 {
+			t.Errorf("%d calls", calls)
+		}
+	})
+}
+
+// A GET that misses costs no further read where no parts are requested.
+func TestGetLooksForPartsOfHostsWithParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		open := memoryFleet(t)
+		var seen []string
+		base := roundTripper(func(req *http.Request) (*http.Response, error) {
+			seen = append(seen, fmt.Sprint(req.URL.Host, req.Header["Range"]))
+			return inMemory(serving(digits, `"1"`)).RoundTrip(req)
+		})
+		o := func(o *transport.Options) { o.Base = base }
+		a, b := newTransport(t, open(), o), newTransport(t, open(), o)
+		ask(t, a, "http://parts.example/x", "Range", "bytes=0-3")
+		ask(t, a, "http://parts.example/y", "Range", "bytes=0-3")
+		ask(t, b, "http://parts.example/x")
+		ask(t, b, "http://parts.example/z", "Range", "bytes=0-3")
+		ask(t, b, "http://parts.example/y")
+		want := "parts.example[bytes=0-3] parts.example[bytes=0-3] parts.example[] parts.example[bytes=0-3] parts.example[bytes=4-]"
+		if got := strings.Join(seen, " "); got != want {
+			t.Errorf("asked %s", got)
+		}
+	})
+}
