@@ -76,7 +76,6 @@ func TestWholeIsCompletedFromAPart(t *testing.T) {
 				if h := v.last().Header; h.Get("Range") != rest || h.Get("If-Range") != `"1"` {
 					t.Errorf("asked with %v", h)
 				}
-				wantCacheStatus(t, ask(t, b, v.URL), "hit")
 				wantAnswer(t, ask(t, b, v.URL), 200, digits)
 				v.wantCalls(t, 2)
 			})
@@ -99,6 +98,7 @@ func TestStalePartIsCompleted(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		wantAnswer(t, ask(t, a, at), 200, digits)
 		r.wantLast(t, 2, "Range", "bytes=4-")
+		synctest.Wait() // it is stored
 		if got := ask(t, a, at); got.Header.Get("Age") != "0" {
 			t.Errorf("Age %s", got.Header.Get("Age"))
 		}
@@ -114,6 +114,7 @@ func TestWholeOfAnotherVersionReplacesThePart(t *testing.T) {
 			r.content, r.etag, r.says = "abcdefghij", `"2"`, says
 			wantAnswer(t, ask(t, a, at), 200, "abcdefghij")
 			r.wantLast(t, 2, "Range", "bytes=4-")
+			synctest.Wait() // it is stored
 			wantPart(t, ask(t, a, at, "Range", "bytes=0-3"), "abcd", "bytes 0-3/10")
 			r.wantLast(t, calls)
 		})
@@ -281,14 +282,15 @@ func TestPartsOfVariantsStayApart(t *testing.T) {
 			{"", "de", "bytes=1-2", 206, "ed", 1},
 			{"", "en", "bytes=4-", 206, "enenen", 2}, // it touches the other variant's
 			{"", "en", "bytes=5-6", 206, "ne", 2},
-			{"", "de", "", 200, "dedededede", 3},
-			{"", "en", "", 200, "enenenenen", 4},
-			{"", "de", "bytes=1-2", 206, "ed", 4},
-			{"all", "de", "bytes=0-4", 206, "deded", 5},
-			{"all", "de", "bytes=5-", 206, "edede", 6},
-			{"all", "en", "", 200, "enenenenen", 7},
-			{"whole", "de", "bytes=0-4", 200, "dedededede", 8},
-			{"whole", "en", "", 200, "enenenenen", 9},
+			{"", "en", "bytes=0-3", 206, "enen", 3},
+			{"", "de", "", 200, "dedededede", 4},
+			{"", "en", "", 200, "enenenenen", 5},
+			{"", "de", "bytes=1-2", 206, "ed", 5},
+			{"all", "de", "bytes=0-4", 206, "deded", 6},
+			{"all", "de", "bytes=5-", 206, "edede", 7},
+			{"all", "en", "", 200, "enenenenen", 8},
+			{"whole", "de", "bytes=0-4", 200, "dedededede", 9},
+			{"whole", "en", "", 200, "enenenenen", 10},
 		} {
 			header := []string{"Accept-Language", c.lang}
 			if c.part != "" {
@@ -297,6 +299,7 @@ func TestPartsOfVariantsStayApart(t *testing.T) {
 			if wantAnswer(t, ask(t, a, at+c.path, header...), c.status, c.body); calls != c.calls {
 				t.Errorf("%+v: %d calls", c, calls)
 			}
+			synctest.Wait() // the response is stored
 		}
 	})
 }

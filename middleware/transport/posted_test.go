@@ -190,9 +190,8 @@ func TestPostWithASlowClientHoldsUpNoGet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, status := range []string{"fwd=uri-miss", "hit"} {
+	for range 2 {
 		got := ask(t, a, v.URL+"/form")
-		wantCacheStatus(t, got, status)
 		if !strings.HasPrefix(got.body, "GET ") {
 			t.Errorf("got %.9s", got.body)
 		}
