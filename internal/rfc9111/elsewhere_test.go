@@ -28,6 +28,9 @@ var elsewhere = []tested{
 	{rule{"9111 3.4", "the rest of another version, or another range, completes nothing"}, "transport.TestPartIsCompletedByItsRestOnly, transport.TestWholeOfAnotherVersionReplacesThePart", kept},
 	{rule{"9111 3.4", "fields of the last part replace the others"}, "transport.TestCompletedWholeHasTheFieldsOfBothParts", kept},
 	{rule{"9111 3.4", "a middleware stores parts"}, "", "not done: a run makes the whole page, which answers ranges"},
+	{rule{"9111 3.4", "a run of a middleware makes the whole for a herd of ranges"}, "middleware.TestOneRunAnswersAllRanges", kept},
+	{rule{"9111 3.4", "a transport beneath a proxy stores the parts of pages that a middleware does not keep"}, "middleware.TestTransportBeneathAProxyStoresParts", kept},
+	{rule{"9111 3.4", "whatever the exchanges, an answer is of one version, and not from before a write or a purge"}, "transport.TestExchangesKeepVersionsAndUsersApart", kept},
 	{rule{"9111 4.3.1", "a transport validates a stale part, beside the request's Range and If-Range"}, "transport.TestStalePartIsValidated, transport.TestValidationOfAPartKeepsIfRange", kept},
 	{rule{"9111 4.3.3", "a 304 makes a part fresh again, and another version takes its place"}, "transport.TestStalePartIsValidated, transport.TestPartOfAnotherVersionReplacesAStalePart", kept},
 	{rule{"9111 4.3.4", "a 304 about another part: asked again without conditions"}, "transport.TestNotModifiedOfAnotherPartIsAskedAgain", kept},
@@ -77,6 +80,7 @@ var elsewhere = []tested{
 	{rule{"9110 13", "304 to If-None-Match and If-Modified-Since, from the store"}, "middleware.TestPitfall38ConditionsAreAnsweredFromTheWholeResponse, transport.TestAnswersConditionsRangesAndHead", kept},
 	{rule{"9110 13.1.3", "304 to If-Modified-Since by the Date of a response without Last-Modified"}, "transport.TestJudgesIfModifiedSinceByDateWithoutLastModified", kept},
 	{rule{"9110 14", "206 with one range or several, 416 with the length"}, "TestRangesAreServed", kept},
+	{rule{"9110 14.2", "a range of a page that is too long to be kept is the handler's"}, "middleware.TestRangeOfALongPageIsTheHandlers", kept},
 	{rule{"9110 14", "206 and 416 from the store"}, "middleware.TestPitfall38ConditionsAreAnsweredFromTheWholeResponse, transport.TestAnswersConditionsRangesAndHead", kept},
 
 	{rule{"9211 2", "a cache appends to the entries of those before it"}, "TestStatusIsAppended", kept},

@@ -61,26 +61,25 @@ func withResource(t *testing.T, test func(t *testing.T, r *resource, a *transpor
 const at = "http://api.example/"
 
 func TestWholeIsCompletedFromAPart(t *testing.T) {
-	for had, rest := range map[string]string{"bytes=0-3": "bytes=4-", "bytes=6-": "bytes=0-5", "bytes=-1": "bytes=0-8", "bytes=0-8": "bytes=9-"} {
-		t.Run(had, func(t *testing.T) {
-			inFleets(t, func(t *testing.T, open openFleet) {
-				v := newVendor(t, serving(digits, `"1"`))
-				a, b := newTransport(t, open()), newTransport(t, open())
-				ask(t, a, v.URL, "Range", had)
-				got := ask(t, a, v.URL)
-				wantAnswer(t, got, 200, digits)
-				wantCacheStatus(t, got, "fwd=partial", "stored")
-				if got.ContentLength != 10 || got.Header.Get("Content-Range") != "" || got.Header.Get("Content-Type") == "" {
-					t.Errorf("%d bytes, header %v", got.ContentLength, got.Header)
-				}
-				if h := v.last().Header; h.Get("Range") != rest || h.Get("If-Range") != `"1"` {
-					t.Errorf("asked with %v", h)
-				}
-				wantAnswer(t, ask(t, b, v.URL), 200, digits)
-				v.wantCalls(t, 2)
-			})
-		})
-	}
+	inFleets(t, func(t *testing.T, open openFleet) {
+		v := newVendor(t, serving(digits, `"1"`))
+		a, b := newTransport(t, open()), newTransport(t, open())
+		for had, rest := range map[string]string{"bytes=0-3": "bytes=4-", "bytes=6-": "bytes=0-5", "bytes=-1": "bytes=0-8", "bytes=0-8": "bytes=9-"} {
+			url, _ := askStored(t, a, v, "GET", "Range", had)
+			got := ask(t, a, url)
+			wantAnswer(t, got, 200, digits)
+			wantCacheStatus(t, got, "fwd=partial", "stored")
+			if got.ContentLength != 10 || got.Header.Get("Content-Range") != "" || got.Header.Get("Content-Type") == "" {
+				t.Errorf("%d bytes, header %v", got.ContentLength, got.Header)
+			}
+			if h := v.last().Header; h.Get("Range") != rest || h.Get("If-Range") != `"1"` {
+				t.Errorf("asked with %v", h)
+			}
+			wantAnswer(t, ask(t, b, url), 200, digits)
+			v.wantCalls(t, 2)
+			purge(t, a, url)
+		}
+	})
 }
 
 // A part that lacks bytes on both sides would take two calls.
@@ -240,17 +239,14 @@ func TestDeleteDuringACompletionWins(t *testing.T) {
 			serving(digits, `"1"`)(w, r)
 		})
 		a, b := newTransport(t, open()), newTransport(t, open())
-		ask(t, a, v.URL, "Range", "bytes=0-3")
+		url, _ := askStored(t, a, v, "GET", "Range", "bytes=0-3")
 		done := make(chan answered)
-		go func() { done <- ask(t, a, v.URL) }()
+		go func() { done <- ask(t, a, url) }()
 		<-began
-		req, _ := http.NewRequest("GET", v.URL, nil)
-		if err := b.Purge(req); err != nil {
-			t.Error(err)
-		}
+		purge(t, b, url)
 		goOn <- struct{}{}
 		wantAnswer(t, <-done, 200, digits)
-		ask(t, a, v.URL)
+		ask(t, a, url)
 		v.wantCalls(t, 3)
 		if v.last().Header.Get("Range") != "" {
 			t.Error("the part is still there")

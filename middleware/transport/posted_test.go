@@ -19,7 +19,7 @@ func posting(during func(w http.ResponseWriter), headers ...string) http.Handler
 			fmt.Fprint(w, "page")
 			return
 		}
-		w.Header().Set("Content-Location", "/form")
+		w.Header().Set("Content-Location", r.RequestURI)
 		w.Header().Set("Cache-Control", "public, max-age=60")
 		for i := 0; i < len(headers); i += 2 {
 			w.Header().Set(headers[i], headers[i+1])
@@ -37,21 +37,22 @@ func TestPostAnswersLaterGetsOfItsURL(t *testing.T) {
 	inFleets(t, func(t *testing.T, open openFleet) {
 		v := newVendor(t, posting(nil, "Etag", `"1"`))
 		a, b := newTransport(t, open(), storePost), newTransport(t, open(), storePost)
-		wantCacheStatus(t, askWith(t, a, "POST", v.URL+"/form"), "fwd=method", "stored")
+		url, first := askStored(t, a, v, "POST")
+		wantCacheStatus(t, first, "fwd=method")
 		for _, rt := range []http.RoundTripper{a, b} {
-			got := ask(t, rt, v.URL+"/form")
+			got := ask(t, rt, url)
 			wantAnswer(t, got, 200, "result for ")
 			wantCacheStatus(t, got, "hit")
 		}
-		if got := askWith(t, b, "HEAD", v.URL+"/form"); got.StatusCode != 200 || got.ContentLength != 11 {
+		if got := askWith(t, b, "HEAD", url); got.StatusCode != 200 || got.ContentLength != 11 {
 			t.Errorf("HEAD: %d, %d bytes", got.StatusCode, got.ContentLength)
 		}
-		wantPart(t, ask(t, b, v.URL+"/form", "Range", "bytes=0-5"), "result", "bytes 0-5/11")
+		wantPart(t, ask(t, b, url, "Range", "bytes=0-5"), "result", "bytes 0-5/11")
 		v.wantCalls(t, 1)
-		wantAnswer(t, askWith(t, b, "POST", v.URL+"/form"), 200, "result for ") // is not answered from the store
+		wantAnswer(t, askWith(t, b, "POST", url), 200, "result for ") // is not answered from the store
 		v.wantCalls(t, 2)
-		askWith(t, b, "DELETE", v.URL+"/form")
-		wantAnswer(t, ask(t, a, v.URL+"/form"), 200, "page")
+		askWith(t, b, "DELETE", url)
+		wantAnswer(t, ask(t, a, url), 200, "page")
 		v.wantCalls(t, 4)
 	})
 }
@@ -148,10 +149,7 @@ func TestInvalidationDuringAPostWins(t *testing.T) {
 				go func() { done <- askWith(t, a, "POST", v.URL+"/form") }()
 				<-began
 				if c.how == "PURGE" {
-					req, _ := http.NewRequest("GET", v.URL+"/form", nil)
-					if err := b.Purge(req); err != nil {
-						t.Error(err)
-					}
+					purge(t, b, v.URL+"/form")
 				} else {
 					askWith(t, b, "DELETE", v.URL+"/form")
 				}
