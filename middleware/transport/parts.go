@@ -66,29 +66,36 @@ func (x *exchange) ranges() (*http.Response, error) {
 			return x.answer(whole, x.hit(whole)), nil
 		}
 	}
-	var stale *part
-	var want rfc9111.Part
-	if rfc9111.AsksForPart(x.own()) {
-		x.t.noteParts(x.own())
-		// A part of another version than the whole does not answer in turn with it.
-		if p := x.findPart(); p != nil && (!ok || rfc9111.Combines(whole.page.Header, p.page.Header)) {
-			var within bool
-			want, within = rfc9111.RequestedPart(x.own(), p.is.Total)
-			if within && p.is.Has(want) && rfc9111.IfRangeHolds(x.own().Header, p.page.Stored()) {
-				stale = p
-			}
-		}
-	}
-	if stale != nil {
-		verdict, _ := rfc9111.MayServe(stale.page.Freshness, stale.age, x.control)
+	p, want := x.partFor(whole)
+	if p != nil {
+		verdict, _ := rfc9111.MayServe(p.page.Freshness, p.age, x.control)
 		if verdict == rfc9111.ServeFresh || verdict == rfc9111.ServeStale {
-			return x.cut(stale, want, x.hit(stale.found)), nil
+			return x.cut(p, want, x.hit(p.found)), nil
 		}
 	}
 	if x.control.OnlyIfCached {
 		return x.gatewayTimeout(), nil
 	}
-	return x.fetchPart(stale, want)
+	return x.fetchPart(p, want)
+}
+
+// partFor returns the stored part that has the bytes that the request asks for; nil: there is
+// none. A part of another version than the stored whole does not answer in turn with it. whole
+// is nil if there is none.
+func (x *exchange) partFor(whole *found) (p *part, want rfc9111.Part) {
+	if !rfc9111.AsksForPart(x.own()) {
+		return nil, want
+	}
+	x.t.noteParts(x.own())
+	p = x.findPart()
+	if p == nil || whole != nil && !rfc9111.Combines(whole.page.Header, p.page.Header) || !rfc9111.IfRangeHolds(x.own().Header, p.page.Stored()) {
+		return nil, want
+	}
+	want, within := rfc9111.RequestedPart(x.own(), p.is.Total)
+	if !within || !p.is.Has(want) {
+		return nil, want
+	}
+	return p, want
 }
 
 // cut answers the request with some bytes of a part.
