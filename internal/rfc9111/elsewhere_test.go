@@ -33,6 +33,7 @@ var elsewhere = []tested{
 	{rule{"9111 3.4", "whatever the exchanges, an answer is of one version, and not from before a write or a purge"}, "transport.TestExchangesKeepVersionsAndUsersApart", kept},
 	{rule{"9111 4.3.1", "a transport validates a stale part, beside the request's Range and If-Range"}, "transport.TestStalePartIsValidated, transport.TestValidationOfAPartKeepsIfRange", kept},
 	{rule{"9111 4.3.3", "a 304 makes a part fresh again, and another version takes its place"}, "transport.TestStalePartIsValidated, transport.TestPartOfAnotherVersionReplacesAStalePart", kept},
+	{rule{"9111 4.3.3", "a request for a range validates a stale whole"}, "transport.TestStaleWholeIsValidatedForARange", kept},
 	{rule{"9111 4.3.4", "a 304 about another part: asked again without conditions"}, "transport.TestNotModifiedOfAnotherPartIsAskedAgain", kept},
 	{rule{"9111 4.4", "a write or a purge deletes parts, and keeps out those that are on their way"}, "transport.TestUnsafeMethodsAndPurgesDeleteParts, transport.TestDeleteDuringAPartWins, transport.TestDeleteDuringACompletionWins", kept},
 

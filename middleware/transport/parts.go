@@ -22,10 +22,11 @@ import (
 // methodPart stands for the method in the keys of parts.
 const methodPart = "GET-part"
 
-// A part is a stored part of a response.
+// A part is a stored part of a response, or a stored whole.
 type part struct {
 	*found
-	is rfc9111.Part
+	is  rfc9111.Part
+	key string
 }
 
 func (x *exchange) partKey() string {
@@ -36,7 +37,7 @@ func (x *exchange) partKey() string {
 
 // findPart returns the stored part of the request's URL and variant; nil: there is none.
 func (x *exchange) findPart() *part {
-	f, _, ok := x.peek(slot{key: x.partKey()})
+	f, at, ok := x.peek(slot{key: x.partKey()})
 	if !ok || f.page.Variant != rfc9111.VariantKey(f.page.Vary, x.varying()) {
 		return nil
 	}
@@ -44,7 +45,16 @@ func (x *exchange) findPart() *part {
 	if !ok {
 		return nil
 	}
-	return &part{f, is}
+	return &part{f, is, at.key}
+}
+
+// wholeAsPart makes a part of a stored whole; nil: it can't be validated as one.
+func wholeAsPart(f *found, key string) *part {
+	if f == nil || f.page.Status != http.StatusOK || len(f.page.Trailer) > 0 {
+		return nil
+	}
+	n := int64(len(f.page.Body))
+	return &part{f, rfc9111.Part{First: 0, Last: n - 1, Total: n}, key}
 }
 
 // partOf is the part that an entry has.
@@ -56,7 +66,7 @@ func partOf(p *httpcache.Page) (rfc9111.Part, bool) {
 // ranges answers a request for a part of a response if the whole, or that part of it, is
 // stored and fresh. Else the request is passed on: the whole may be long.
 func (x *exchange) ranges() (*http.Response, error) {
-	whole, _, ok := x.peek(slot{key: x.key})
+	whole, at, ok := x.peek(slot{key: x.key})
 	if ok {
 		verdict, _ := rfc9111.MayServe(whole.page.Freshness, whole.age, x.control)
 		if verdict == rfc9111.ServeFresh || verdict == rfc9111.ServeStale {
@@ -66,7 +76,7 @@ func (x *exchange) ranges() (*http.Response, error) {
 			return x.answer(whole, x.hit(whole)), nil
 		}
 	}
-	p, want := x.partFor(whole)
+	p, want := x.partFor(wholeAsPart(whole, at.key))
 	if p != nil {
 		verdict, _ := rfc9111.MayServe(p.page.Freshness, p.age, x.control)
 		if verdict == rfc9111.ServeFresh || verdict == rfc9111.ServeStale {
@@ -79,23 +89,23 @@ func (x *exchange) ranges() (*http.Response, error) {
 	return x.fetchPart(p, want)
 }
 
-// partFor returns the stored part that has the bytes that the request asks for; nil: there is
-// none. A part of another version than the stored whole does not answer in turn with it. whole
-// is nil if there is none.
-func (x *exchange) partFor(whole *found) (p *part, want rfc9111.Part) {
+// partFor returns the stored part that has the bytes that the request asks for, or the stored
+// whole, which is not fresh; nil: there is none. A part of another version than the whole does
+// not answer in turn with it.
+func (x *exchange) partFor(whole *part) (p *part, want rfc9111.Part) {
 	if !rfc9111.AsksForPart(x.own()) {
 		return nil, want
 	}
 	x.t.noteParts(x.own())
-	p = x.findPart()
-	if p == nil || whole != nil && !rfc9111.Combines(whole.page.Header, p.page.Header) || !rfc9111.IfRangeHolds(x.own().Header, p.page.Stored()) {
-		return nil, want
+	for _, p := range []*part{x.findPart(), whole} {
+		if p == nil || whole != nil && !rfc9111.Combines(whole.page.Header, p.page.Header) || !rfc9111.IfRangeHolds(x.own().Header, p.page.Stored()) {
+			continue
+		}
+		if want, within := rfc9111.RequestedPart(x.own(), p.is.Total); within && p.is.Has(want) {
+			return p, want
+		}
 	}
-	want, within := rfc9111.RequestedPart(x.own(), p.is.Total)
-	if !within || !p.is.Has(want) {
-		return nil, want
-	}
-	return p, want
+	return nil, want
 }
 
 // cut answers the request with some bytes of a part.
@@ -104,6 +114,7 @@ func (x *exchange) cut(p *part, want rfc9111.Part, s rfc9111.Status) *http.Respo
 	httpcache.CopyHeader(h, p.page.Header)
 	h.Set("Content-Range", want.String())
 	h.Set("Content-Length", strconv.FormatInt(want.Size(), 10))
+	rfc9111.RemoveContentDigests(h)
 	rfc9111.SetAge(h, p.age)
 	x.addCookies(h, s)
 	s.AppendTo(h)
@@ -139,8 +150,9 @@ func (x *exchange) fetchPart(stale *part, want rfc9111.Part) (*http.Response, er
 		return x.cut(stale, want, x.insteadOf(stale.found, resp.StatusCode)), nil
 	}
 	kept = x.recordPart(turn, resp, began)
-	if stale != nil && !kept && resp.StatusCode < 300 && !rfc9111.Combines(resp.Header, stale.page.Header) {
-		_ = x.t.guard.Delete(x.ctx, x.partKey()) // it is outdated
+	outdated := stale != nil && resp.StatusCode < 300 && !rfc9111.Combines(resp.Header, stale.page.Header)
+	if outdated && (!kept || stale.key != x.partKey()) { // a new part takes the place of the old one
+		_ = x.t.guard.Delete(x.ctx, stale.key)
 	}
 	return x.t.passed(x.req, resp, rfc9111.Status{Fwd: x.fwd, Stored: kept}), nil
 }
@@ -181,7 +193,7 @@ func (x *exchange) renewPart(turn *guard.Turn[*httpcache.Page], stale *part, wan
 	page := x.storablePart(header, began, arrived)
 	switch {
 	case page == nil:
-		_ = x.t.guard.Delete(x.ctx, x.partKey())
+		_ = x.t.guard.Delete(x.ctx, x.partKey()) // a whole is judged by the next GET
 	case turn != nil:
 		x.storePart(turn, page, stale.page.Body, stale.is, arrived)
 	}
@@ -189,7 +201,7 @@ func (x *exchange) renewPart(turn *guard.Turn[*httpcache.Page], stale *part, wan
 	dec := x.decide(http.StatusOK, header, began, arrived)
 	renewed := &found{dec.page, dec.page.Freshness.InitialAge, guard.Fetched, turn != nil && page != nil}
 	renewed.page.Body = stale.page.Body
-	return x.cut(&part{renewed, stale.is}, want, x.forwarded(renewed))
+	return x.cut(&part{found: renewed, is: stale.is}, want, x.forwarded(renewed))
 }
 
 // insteadOf is the status of a stale answer in place of a failure.

@@ -35,6 +35,30 @@ func TestStalePartIsValidated(t *testing.T) {
 	})
 }
 
+func TestStaleWholeIsValidatedForARange(t *testing.T) {
+	withResource(t, func(t *testing.T, r *resource, a *transport.Transport) {
+		r.headers = []string{"Content-Digest", "sha-256=:AA==:"}
+		ask(t, a, at)
+		time.Sleep(61 * time.Second)
+		got := ask(t, a, at, "Range", "bytes=2-4")
+		wantPart(t, got, "234", "bytes 2-4/10")
+		wantCacheStatus(t, got, "fwd-status=304")
+		if got.Header.Get("Content-Digest") != "" {
+			t.Error("the digest of the whole is on a part")
+		}
+		r.wantLast(t, 2, "If-None-Match", `"1"`, "Range", "bytes=2-4")
+		wantAnswer(t, ask(t, a, at), 200, digits) // it is fresh again
+		wantPart(t, ask(t, a, at, "Range", "bytes=-1"), "9", "bytes 9-9/10")
+		r.wantLast(t, 2)
+		time.Sleep(61 * time.Second)
+		r.content, r.etag = "abcdefghij", `"2"`
+		wantPart(t, ask(t, a, at, "Range", "bytes=2-4"), "cde", "bytes 2-4/10")
+		wantPart(t, ask(t, a, at, "Range", "bytes=3-4"), "de", "bytes 3-4/10") // of the new part
+		r.wantLast(t, 3)
+		wantAnswer(t, ask(t, a, at), 200, "abcdefghij")
+	})
+}
+
 // A client with a part of the old version never gets a part of the new one.
 func TestValidationOfAPartKeepsIfRange(t *testing.T) {
 	withResource(t, func(t *testing.T, r *resource, a *transport.Transport) {
