@@ -122,25 +122,25 @@ func TestWholeOfAnotherVersionReplacesThePart(t *testing.T) {
 
 // An upstream that does not answer the range that it was asked for is asked for the whole.
 func TestPartIsCompletedByItsRestOnly(t *testing.T) {
-	answer := func(status int, etag, contentRange, body string) *http.Response {
-		h := http.Header{"Etag": {etag}, "Cache-Control": {"max-age=60"}, "Content-Range": {contentRange}}
-		return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1}
+	type answer struct {
+		status                   int
+		etag, contentRange, body string
 	}
 	for name, c := range map[string]struct {
-		rest  *http.Response
+		rest  answer
 		fails bool
 		calls int
 	}{
-		"the rest":             {answer(206, `"1"`, "bytes 4-9/10", "456789"), false, 2},
-		"another ETag":         {answer(206, `"2"`, "bytes 4-9/10", "efghij"), false, 3},
-		"a weak ETag":          {answer(206, `W/"1"`, "bytes 4-9/10", "456789"), false, 3},
-		"another range":        {answer(206, `"1"`, "bytes 0-5/10", "012345"), false, 3},
-		"less":                 {answer(206, `"1"`, "bytes 4-6/10", "456"), false, 3},
-		"another total":        {answer(206, `"1"`, "bytes 4-9/11", "456789"), false, 3},
-		"no range":             {answer(206, `"1"`, "", "456789"), false, 3},
-		"beyond the end":       {answer(416, `"1"`, "bytes */4", ""), false, 3},
-		"a body that is short": {answer(206, `"1"`, "bytes 4-9/10", "4567"), true, 2},
-		"a body that is long":  {answer(206, `"1"`, "bytes 4-9/10", "4567890"), true, 2},
+		"the rest":             {answer{206, `"1"`, "bytes 4-9/10", "456789"}, false, 2},
+		"another ETag":         {answer{206, `"2"`, "bytes 4-9/10", "efghij"}, false, 3},
+		"a weak ETag":          {answer{206, `W/"1"`, "bytes 4-9/10", "456789"}, false, 3},
+		"another range":        {answer{206, `"1"`, "bytes 0-5/10", "012345"}, false, 3},
+		"less":                 {answer{206, `"1"`, "bytes 4-6/10", "456"}, false, 3},
+		"another total":        {answer{206, `"1"`, "bytes 4-9/11", "456789"}, false, 3},
+		"no range":             {answer{206, `"1"`, "", "456789"}, false, 3},
+		"beyond the end":       {answer{416, `"1"`, "bytes */4", ""}, false, 3},
+		"a body that is short": {answer{206, `"1"`, "bytes 4-9/10", "4567"}, true, 2},
+		"a body that is long":  {answer{206, `"1"`, "bytes 4-9/10", "4567890"}, true, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -148,7 +148,8 @@ func TestPartIsCompletedByItsRestOnly(t *testing.T) {
 				base := roundTripper(func(req *http.Request) (*http.Response, error) {
 					calls++
 					if req.Header.Get("If-Range") != "" {
-						return c.rest, nil
+						h := http.Header{"Etag": {c.rest.etag}, "Cache-Control": {"max-age=60"}, "Content-Range": {c.rest.contentRange}}
+						return &http.Response{StatusCode: c.rest.status, Header: h, Body: io.NopCloser(strings.NewReader(c.rest.body)), ContentLength: -1}, nil
 					}
 					return inMemory(serving(digits, `"1"`)).RoundTrip(req)
 				})
@@ -158,7 +159,7 @@ func TestPartIsCompletedByItsRestOnly(t *testing.T) {
 				if c.fails != (got.err != nil) || !c.fails && got.body != digits || calls != c.calls {
 					t.Errorf("got %q, %v, after %d calls", got.body, got.err, calls)
 				}
-				c.rest = answer(206, `"1"`, "bytes 4-9/10", "456789")
+				c.rest = answer{206, `"1"`, "bytes 4-9/10", "456789"}
 				wantAnswer(t, ask(t, a, at), 200, digits)
 			})
 		})

@@ -82,9 +82,10 @@ func (s *session) RoundTrip(req *http.Request) (*http.Response, error) {
 	h := w.Header()
 	says := s.pick("max-age=2", "max-age=60", "public, max-age=2", "public, max-age=60", "public, max-age=1, stale-while-revalidate=9",
 		"public, max-age=2, stale-if-error=60", "no-cache", "public, no-store, max-age=60")
-	if path == "/own" {
+	switch path {
+	case "/own":
 		says = s.pick("private, max-age=2", "private, max-age=60", "private, no-store, max-age=60")
-	} else if path == "/tongue" {
+	case "/tongue":
 		h.Set("Vary", "Accept-Language")
 	}
 	changes := req.Method == http.MethodPost || s.oneIn(30)
