@@ -98,7 +98,7 @@ func (p *posted) decide(req *http.Request, resp *http.Response, began time.Time)
 	d := rfc9111.StorePosted(req, req.URL.Scheme == "https", r, x.rules) // with its cookies
 	dec := x.decide(resp.StatusCode, resp.Header, began, arrived)
 	switch {
-	case d.For == rfc9111.Nobody, !dec.storable, len(dec.page.Vary) > 0:
+	case d.For == rfc9111.Nobody, !dec.storable:
 	case !x.personal && !d.Control.SaysShared():
 	case resp.Body == http.NoBody, len(resp.Trailer) > 0, x.tooLong(resp):
 	default:

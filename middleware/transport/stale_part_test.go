@@ -131,18 +131,21 @@ func TestStalePartStandsInForAnErrorIfItSaysSo(t *testing.T) {
 					w.WriteHeader(503)
 					return
 				}
-				serving(digits, `"1"`, "Cache-Control", says)(w, r)
+				serving(digits, `"1"`, "Cache-Control", says, "Content-Digest", "sha-256=:AA==:")(w, r)
 			}))
 			a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) { o.Base = base })
 			ask(t, a, at, "Range", "bytes=0-5")
+			ask(t, a, at+"?whole")
 			time.Sleep(61 * time.Second)
-			down = true
-			got := ask(t, a, at, "Range", "bytes=2-4")
-			if got.StatusCode != status || status == 206 && got.body != "234" {
-				t.Errorf("%s: %d %q", says, got.StatusCode, got.body)
+			for _, url := range []string{at, at + "?whole"} {
+				down = true
+				got := ask(t, a, url, "Range", "bytes=2-4")
+				if got.StatusCode != status || status == 206 && got.body != "234" || got.Header.Get("Content-Digest") != "" {
+					t.Errorf("%s: %d %q %v", says, got.StatusCode, got.body, got.Header)
+				}
+				down = false
+				wantPart(t, ask(t, a, url, "Range", "bytes=2-4"), "234", "bytes 2-4/10")
 			}
-			down = false
-			wantPart(t, ask(t, a, at, "Range", "bytes=2-4"), "234", "bytes 2-4/10")
 		})
 	}
 }
