@@ -45,7 +45,7 @@ func EndBeside(beside *guard.Turn[*Page], with *Page, turn *guard.Turn[*Page], p
 	return turn.Store(page)
 }
 
-// Forget makes EndBeside leave nothing under the key beside the page.
+// Forget returns a page for EndBeside that leaves nothing under the key beside the page's.
 func Forget(beside *guard.Turn[*Page]) *Page {
 	beside.Fill.TTL, beside.Fill.StaleFor = time.Millisecond, guard.Off
 	return &Page{Epoch: "over"}
