@@ -55,7 +55,7 @@ func (l *leader) acquire(fs []*flight) []store.Answer {
 		f.request.Suspect = f.suspect()
 		r := &l.requests[i]
 		*r = f.request
-		r.Brief = f.heldMoment == 0 // it asks again when it is subscribed to the wake-ups
+		r.Brief = !f.looked // it asks again when it is subscribed to the wake-ups, and looks later
 		r.RenewFor = min(r.RenewFor, store.MaxTTL/parts) * parts
 		r.Window += r.RenewFor - f.request.RenewFor
 	}
