@@ -55,6 +55,12 @@ func (c *call) resolve(all []*want) {
 		c.soft = newTimer(d)
 		defer c.soft.stop()
 	}
+	leave := func() {
+		for _, w := range all {
+			c.leaveLookup(w)
+		}
+	}
+	defer leave() // also if an Observer panics
 	left := which(all, fetch, fetchLocal, fetchAlone)
 	for round := 0; len(left) > 0; round++ {
 		if round > 0 {
@@ -67,9 +73,7 @@ func (c *call) resolve(all []*want) {
 			c.waitOver = false
 		}
 	}
-	for _, w := range all {
-		c.leaveLookup(w)
-	}
+	leave()
 	c.mask(all)
 	c.fetchInstead(all)
 	c.finish(all)

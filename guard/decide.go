@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -132,3 +133,77 @@ func lifetime(f *fill, p *Policy) (fresh, hard time.Duration) {
 // holdOff keeps a refresh that brought nothing from being followed at once by the
 // next: many callers are being served stale values meanwhile.
 const holdOff = 250 * time.Millisecond
+
+// dueAt is the age from which a fresh value is refreshed in the background.
+//
+// It is XFetch (Vattani, Chierichetti, Lowenstein: Optimal Probabilistic Cache
+// Stampede Prevention, PVLDB 8(8), 2015) with two changes. XFetch draws for
+// each request, so that the earliest of many draws decides, and the more
+// requests there are the earlier that is; here one draw is made for each version
+// of a value, the same in every process, from the version itself. And XFetch may
+// draw less than a fetch takes, so that some callers wait; here the refresh
+// starts early enough to be done in time, by the fetch time that was measured:
+//
+//	gap = took * beta * (1.1 + Exp(1)/2)
+//
+// The lease decides which process refreshes.
+func dueAt(e *store.Entry, beta float64) time.Duration {
+	if beta <= 0 || e.Took <= 0 {
+		return e.FreshFor
+	}
+	// FNV-1a over the version, its high bits as a number from 0 (not included) to 1.
+	h := uint64(14695981039346656037)
+	for _, b := range e.Version {
+		h = (h ^ uint64(b)) * 1099511628211
+	}
+	h ^= h >> 33
+	h *= 0xff51afd7ed558ccd // the finalizer of MurmurHash3: FNV's high bits vary little
+	h ^= h >> 33
+	u := (float64(h>>11) + 1) / (1 << 53)
+	gap := float64(e.Took) * beta * (1.1 - math.Log(u)/2)
+	// At most half of the time a value is fresh: a fetch slower than its TTL
+	// would otherwise be repeated without end.
+	return e.FreshFor - time.Duration(min(gap, float64(e.FreshFor)/2))
+}
+
+// due reports whether a fresh reading is to be refreshed. Most are not by far,
+// which needs no logarithm: the gap is half of the fresh time at most.
+func due(r *store.Reading, beta float64) bool {
+	return r.Age >= r.Entry.FreshFor/2 && r.Age >= dueAt(&r.Entry, beta)
+}
+
+// A waiting flight is woken by its holder's outcome. It also looks at the holder from time to
+// time, as the holder may die and wake-ups may get lost. The looks of a fleet cost Redis the
+// same however many processes wait: each process looks the less often the more there are
+// (docs/scaling.md).
+const (
+	// fleetLookEvery is the mean time between two looks of a fleet at one holder.
+	fleetLookEvery = 50 * time.Millisecond
+	// lookEvery is the shortest mean time between two looks of one process.
+	lookEvery = 250 * time.Millisecond
+	// lateLook is the pause before the first look if callers have come since the wait began:
+	// they can have the outcome of a holder that was seen after they came.
+	lateLook = 50 * time.Millisecond
+	// noLookBefore: most fetches are over by then.
+	noLookBefore = 100 * time.Millisecond
+	// secondLook is the pause after a look that found the holder unwatched, as a slot that has
+	// just moved looks the same once.
+	secondLook = 50 * time.Millisecond
+)
+
+// lookAfter is how long a flight waits before it looks at its holder, where so many processes
+// wait. draw is uniform in [0, 1). The first looks of a fleet are spread over the time in which
+// each process looks once, as processes begin to wait at the same moment. Few processes look
+// again at the end of the lease, of which so much is left. Of many, one is soon due anyway.
+func lookAfter(waiting int, first bool, left time.Duration, draw float64) time.Duration {
+	every := max(lookEvery, time.Duration(waiting)*fleetLookEvery)
+	spread := func(d time.Duration) time.Duration { return time.Duration(draw * float64(d)) }
+	d := every*3/4 + spread(every/2)
+	if first {
+		d = noLookBefore + spread(every)
+	}
+	if every > lookEvery {
+		return d
+	}
+	return min(d, left+time.Millisecond)
+}

@@ -126,20 +126,26 @@ func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 	if kind != foreground || !e.expectsMiss(ctx, w.key) {
 		w.lookup = e.lookups.join(ctx, w.key, kind)
 	}
+	looked := false
+	defer func() {
+		if !looked && w.lookup != nil { // an Observer has panicked
+			e.lookups.leave(w.lookup)
+		}
+	}()
 	if w.lookup != nil {
 		w.rd, w.out = w.lookup.waitHedged(ctx, func(why error) *outcome { return e.fromReserve(w.key, maxAge, why) })
-		if w.out != nil {
-			return
-		}
 	}
-	if w.rd == nil {
+	switch {
+	case w.out != nil:
+	case w.rd == nil:
 		w.out = &outcome{then: fetch}
-		return
+	default:
+		if w.rd.err != nil || w.rd.reading.Seen != "" {
+			e.foresight.met(true) // a flight reports an absent key, once for all its callers
+		}
+		e.judgeFor(ctx, maxAge, w)
 	}
-	if w.rd.err != nil || w.rd.reading.Seen != "" {
-		e.foresight.met(true) // a flight reports an absent key, once for all its callers
-	}
-	e.judgeFor(ctx, maxAge, w)
+	looked = true
 }
 
 // judgeFor sets the outcome that a want's read allows for a caller with that maxAge.

@@ -90,6 +90,9 @@ func (l *leader) protect(do func()) {
 func (l *leader) part(f *flight) {
 	own := *l
 	own.flights, own.turns, own.stamping, own.slot = []*flight{f}, nil, nil, nil
+	if l.slot != nil {
+		own.ctx = context.WithValue(l.ctx, slotKey{}, nil)
+	}
 	f.by = &own
 }
 

@@ -49,7 +49,7 @@ func (r *reporter) report(ctx context.Context, kind cache.EventKind, ev cache.Ev
 	if len(r.to) == 0 {
 		return
 	}
-	ev = r.complete(kind, ev)
+	r.complete(kind, &ev)
 	for _, o := range r.to {
 		if c, ok := o.(cache.ContextObserver); ok {
 			c.ObserveContext(ctx, ev)
@@ -59,12 +59,13 @@ func (r *reporter) report(ctx context.Context, kind cache.EventKind, ev cache.Ev
 	}
 }
 
-func (r *reporter) complete(kind cache.EventKind, ev cache.Event) cache.Event {
+// complete takes a pointer, as report is called by each waiter that is woken: a copy more, and
+// its stack has to grow at that moment.
+func (r *reporter) complete(kind cache.EventKind, ev *cache.Event) {
 	ev.Kind, ev.Guard = kind, r.guard
 	if r.hideKeys {
 		ev.Key = ""
 	}
-	return ev
 }
 
 // startFetch reports the start of a fetch. It returns the context that the fetch runs
@@ -73,7 +74,8 @@ func (r *reporter) complete(kind cache.EventKind, ev cache.Event) cache.Event {
 func (e *engine) startFetch(ctx context.Context, fills []*fill) (context.Context, func(fills []*fill, took time.Duration)) {
 	ended := func(cache.Event) {}
 	if t := e.events.tracer; t != nil {
-		ev := e.events.complete(cache.FetchStarted, fills[0].event())
+		ev := fills[0].event()
+		e.events.complete(cache.FetchStarted, &ev)
 		ev.Count = len(fills)
 		var trace cache.TraceContext
 		if ctx, trace, ended = t.StartFetch(ctx, ev); !trace.IsZero() {
@@ -97,7 +99,8 @@ func (e *engine) startFetch(ctx context.Context, fills []*fill) (context.Context
 			kind := endOfFetch(r.err)
 			e.events.report(ctx, kind, ev)
 			if i == 0 {
-				ended(e.events.complete(kind, ev))
+				e.events.complete(kind, &ev)
+				ended(ev)
 			}
 		}
 	}
@@ -160,12 +163,12 @@ func (c *call) reportWaits(all []*want) {
 		if w.f == nil || w.out.turn != nil {
 			continue
 		}
-		ev := cache.Event{Key: w.key, Duration: took, Outcome: c.waitOutcome(w), Err: w.out.err, Trace: w.f.knownTrace(), Count: count}
-		if ev.Outcome == "" {
-			continue
+		if outcome := c.waitOutcome(w); outcome != "" {
+			c.e.events.report(c.ctx, cache.CallWaited, cache.Event{
+				Key: w.key, Duration: took, Outcome: outcome, Err: w.out.err, Trace: w.f.knownTrace(), Count: count,
+			})
+			count = 0
 		}
-		count = 0
-		c.e.events.report(c.ctx, cache.CallWaited, ev)
 	}
 }
 

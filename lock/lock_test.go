@@ -176,6 +176,23 @@ func TestExtendProlongsLockWithoutRenewal(t *testing.T) {
 	})
 }
 
+// A renewal asks for less than an Extend has got. Were it to shorten the lock, and its answer
+// lost, the holder would believe in the longer time.
+func TestRenewalLeavesExtendedLockItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls, _ := joined(t, lock.Options{TTL: time.Second}, 1)
+		k := mustLock(t, ls[0], "n")
+		if err := k.Extend(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		s, err := ls[0].Inspect(t.Context(), "n")
+		if err != nil || len(s.Holders) != 1 || s.Holders[0].Left != 50*time.Second || k.Valid() < 49*time.Second {
+			t.Errorf("valid for %v, %+v, %v; want 50s", k.Valid(), s, err)
+		}
+	})
+}
+
 func TestPausedRedisEndsContextInTime(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	const ttl = 1500 * time.Millisecond

@@ -150,7 +150,7 @@ func (r *run) keepPrivate(reason string) {
 	r.recording = false
 	over := !r.notOver()
 	o := outcome{then: readAlong, decision: decision{reason: reason}}
-	if r.misfits() || r.client != nil && r.asked.isStripped() {
+	if r.misfits() || r.client != nil && (r.asked.isStripped() || r.tooLongForRange()) {
 		o.then = runAlone // with the whole request
 	}
 	if r.publish(o) && o.then == runAlone { // else the client has begun to read along
@@ -160,6 +160,12 @@ func (r *run) keepPrivate(reason string) {
 	if !over {
 		r.yield(reason)
 	}
+}
+
+// tooLongForRange reports whether the client asked for ranges of a response that says that it
+// is too long to be kept. The handler can make the ranges by itself.
+func (r *run) tooLongForRange() bool {
+	return r.expected > int64(r.m.opts.MaxBody) && r.asked.Method == http.MethodGet && r.asked.Header["Range"] != nil
 }
 
 // tooLarge is called before a write that exceeds MaxBody.

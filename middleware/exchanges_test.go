@@ -138,7 +138,10 @@ func (s *session) plan() (status int, h http.Header, took time.Duration, trailer
 	set("Content-Encoding", "", "", "", "gzip")
 	set("Expires", "", "", "", "0", "Fri, 31 Dec 2100 23:59:59 GMT")
 	set("Age", "", "", "", "1", "100")
-	status = []int{200, 200, 200, 200, 200, 200, 204, 301, 302, 304, 403, 404, 406, 500, 503}[s.rand.IntN(15)]
+	status = []int{200, 200, 200, 200, 200, 200, 204, 206, 301, 302, 304, 403, 404, 406, 500, 503}[s.rand.IntN(16)]
+	if status == http.StatusPartialContent {
+		h.Set("Content-Range", "bytes 0-99/1000") // of no use: a run asks for the whole
+	}
 	return status, h, time.Duration(s.rand.IntN(4)) * 50 * time.Millisecond, s.rand.IntN(8) == 0
 }
 
@@ -190,6 +193,8 @@ func (run *exchangeRun) shareable(o *middleware.Options) bool {
 	}
 	says := has("public") || has("s-maxage")
 	switch {
+	case run.status == http.StatusPartialContent:
+		return false
 	case has("no-store"), has("private") && !has(`private="X-Mark"`), strings.Contains(run.says.Get("Vary"), "*"):
 		return false
 	case run.says.Get("Set-Cookie") != "" && (!o.StoreSetCookie || !says) && !has(`no-cache="Set-Cookie"`):

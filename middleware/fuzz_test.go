@@ -14,7 +14,8 @@ import (
 
 // FuzzShare lets two users ask for a page, one after the other, with any header
 // and a response with any header: nothing private or no-store is shared, no cookie
-// without the option, and nothing panics.
+// without the option, no part of a page, and nothing panics. The first request is a POST if its
+// header begins with that word.
 func FuzzShare(f *testing.F) {
 	for _, s := range [][2]string{
 		{"", "Cache-Control: max-age=60"},
@@ -26,9 +27,14 @@ func FuzzShare(f *testing.F) {
 		{"Accept: a", "Vary: Accept\nCache-Control: max-age=9\nTrailer: X"},
 		{"", "CDN-Cache-Control: no-store\nCache-Control: max-age=9"},
 		{"", "Content-Length: 3\nCache-Control: max-age=9"},
+		{"POST\n", "Content-Location: /\nCache-Control: public, max-age=60"},
+		{"POST\nCookie: a=b", "Content-Location: http://example.com/\nCache-Control: s-maxage=60\nSet-Cookie: a=b"},
+		{"POST\nRange: bytes=0-1", "Content-Location: /\nCache-Control: public, private=\"x\", max-age=60"},
 	} {
 		f.Add(s[0], s[1], uint16(200))
 	}
+	f.Add("Range: bytes=0-3", "Content-Range: bytes 0-3/10\nETag: \"v\"\nCache-Control: public, max-age=60", uint16(206))
+	f.Add("", "Content-Range: bytes 0-3/10\nCache-Control: public, max-age=60", uint16(200))
 	f.Fuzz(func(t *testing.T, request, response string, status uint16) {
 		if status < 200 || status > 599 {
 			status = 200
@@ -38,7 +44,7 @@ func FuzzShare(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer store.Close()
-		m, err := middleware.New(store, middleware.Options{TTL: time.Minute, Compress: true, MakeETag: true})
+		m, err := middleware.New(store, middleware.Options{TTL: time.Minute, Compress: true, MakeETag: true, StorePost: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,9 +59,9 @@ func FuzzShare(f *testing.F) {
 			w.WriteHeader(int(status))
 			_, _ = w.Write([]byte("page"))
 		}))
-		ask := func() *httptest.ResponseRecorder {
+		ask := func(method string) *httptest.ResponseRecorder {
 			w := httptest.NewRecorder()
-			r := httptest.NewRequest("GET", "/", nil)
+			r := httptest.NewRequest(method, "/", nil)
 			for name, values := range parse(request) {
 				r.Header[name] = values
 			}
@@ -67,9 +73,13 @@ func FuzzShare(f *testing.F) {
 			h.ServeHTTP(w, r)
 			return w
 		}
-		ask()
+		first := "GET"
+		if strings.HasPrefix(request, "POST\n") {
+			first = "POST"
+		}
+		ask(first)
 		before := runs
-		second := ask()
+		second := ask("GET")
 		if second == nil || runs > before || !strings.Contains(second.Header().Get("Cache-Status"), "hit") {
 			return
 		}
@@ -80,6 +90,12 @@ func FuzzShare(f *testing.F) {
 		}
 		if len(second.Header()["Set-Cookie"]) > 0 {
 			t.Errorf("a cookie was shared: %q", response)
+		}
+		if status == http.StatusPartialContent || len(resp["Content-Range"]) > 0 {
+			t.Errorf("a part was shared: %d %q", status, response)
+		}
+		if first == "POST" && (status != 200 || len(resp["Content-Location"]) != 1 || len(resp["Vary"]) > 0 || !targeted && !strings.Contains(said, "public") && !strings.Contains(said, "s-maxage")) {
+			t.Errorf("the response to a POST was shared: %d %q", status, response)
 		}
 	})
 }

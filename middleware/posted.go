@@ -1,7 +1,6 @@
 package middleware
 
 import (
-	"context"
 	"net/http"
 	"strconv"
 	"strings"
@@ -13,14 +12,9 @@ import (
 )
 
 // A posted is the response to a POST, on its way to the page of the POST's URL: see
-// Options.StorePost. The goroutine of the request uses it. A nil posted is none.
-//
-// An invalidation during the POST must win, whichever process it comes from. The POST can't
-// have the page's turn from its start: requests for the page would wait for it. It has the turn
-// of another key, which nothing waits for and which invalidations delete before the page. It
-// takes the page's turn at the header, and ends its own turn before that of the page. An
-// invalidation from before the end of its own turn makes that end fail. A later one finds
-// the page's turn, or the page.
+// Options.StorePost. The goroutine of the request uses it. A nil posted is none. Its turns
+// are those of [httpcache.BeginBeside]: it takes the page's turn at the end, as its client may be
+// slow and GETs would wait. Of two POSTs at the same time the second one is not stored.
 type posted struct {
 	m        *Middleware
 	received *http.Request
@@ -29,16 +23,13 @@ type posted struct {
 	own      *guard.Turn[*httpcache.Page]
 
 	// Set by decide.
-	page     *guard.Turn[*httpcache.Page] // nil: the response is not stored
+	kept     bool // the response is to be stored
 	rfc      rfc9111.Options
 	d        rfc9111.Decision
 	response *rfc9111.Response
 
 	body []byte
 }
-
-// postWithin bounds the wait for the turn of a POST, which costs its client time.
-const postWithin = 100 * time.Millisecond
 
 // post prepares for the response to a request, if that may be stored.
 func (m *Middleware) post(received *http.Request) *posted {
@@ -52,18 +43,7 @@ func (m *Middleware) post(received *http.Request) *posted {
 	if p.asked.terms.bypass || p.asked.terms.epochs || bypasses(&get) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(received.Context(), postWithin)
-	defer cancel()
-	// Of two POSTs at the same time the second one is not stored, and does not wait: Also
-	// needs some turn, and no other request has that of a random key.
-	_, door, _ := m.pages.guard.Begin(ctx, keyPosted+httpcache.RandomName(), nil)
-	if door == nil {
-		return nil
-	}
-	door.Fill.Cost = 0 // no run of a page
-	p.own = door.Also(p.key())
-	door.Release()
-	if p.own == nil {
+	if p.own = httpcache.BeginBeside(received.Context(), m.pages.guard, p.key()); p.own == nil {
 		return nil
 	}
 	return p
@@ -78,7 +58,7 @@ func (p *posted) key() string {
 }
 
 // wanted reports whether the body is to be kept.
-func (p *posted) wanted() bool { return p != nil && p.page != nil }
+func (p *posted) wanted() bool { return p != nil && p.kept }
 
 // decide decides at the header, after the invalidation. It reports whether the response will
 // be stored if it is whole.
@@ -94,9 +74,9 @@ func (p *posted) decide(status int, h http.Header) bool {
 	p.d = rfc9111.StorePosted(p.received, p.received.TLS != nil, p.response, p.rfc)
 	switch {
 	case p.asked.withheld(&p.d, true) != "", len(p.m.tags.of(p.asked.Request, h)) > 0:
-	case len(h["Content-Encoding"]) > 0, len(h["Trailer"]) > 0:
+	case len(h["Trailer"]) > 0:
 	default:
-		p.page = p.own.Also(p.asked.key(""), guard.MaxAge(0))
+		p.kept = true
 	}
 	return p.wanted()
 }
@@ -106,8 +86,7 @@ func (p *posted) add(part []byte) {
 	switch {
 	case !p.wanted():
 	case len(p.body)+len(part) > p.m.opts.MaxBody:
-		p.page.Release()
-		p.page, p.body = nil, nil
+		p.kept, p.body = false, nil
 	default:
 		p.body = append(p.body, part...)
 	}
@@ -122,7 +101,6 @@ func (p *posted) end(w *passWriter) {
 	if !p.wanted() {
 		return
 	}
-	defer p.page.Release()
 	for name := range w.Header() {
 		if strings.HasPrefix(name, http.TrailerPrefix) {
 			return
@@ -132,13 +110,13 @@ func (p *posted) end(w *passWriter) {
 	if !w.returned || w.hijacked || int64(len(p.body)) != w.n || length != "" && length != strconv.FormatInt(w.n, 10) {
 		return
 	}
-	p.own.Fill.TTL, p.own.Fill.StaleFor = time.Millisecond, guard.Off
-	if !p.own.Store(&httpcache.Page{Epoch: "posted"}) {
-		return // an invalidation came meanwhile
+	turn := p.own.Also(p.asked.key(""))
+	if turn == nil {
+		return // a GET from after the POST has the turn, or has stored its page
 	}
 	page := p.whole()
-	p.m.terms.Set(p.page.Fill, page)
-	if p.page.Store(page) {
+	p.m.terms.Set(turn.Fill, page)
+	if httpcache.EndBeside(p.own, httpcache.Forget(p.own), turn, page) {
 		_ = p.m.pages.drop(p.m.ctx, p.m.pages.kept.add(p.asked.key("")))
 	}
 }

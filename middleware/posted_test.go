@@ -200,6 +200,37 @@ func TestInvalidationDuringAPostWinsOnRedis(t *testing.T) {
 	}
 }
 
+// A handler that is held up by its client holds up no GET, and a GET from after its header wins.
+func TestPostWithASlowClientHoldsUpNoGet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gets := 0
+		f := newFront(t, middleware.Options{StorePost: true}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Location", "/form")
+			w.Header().Set("Cache-Control", "public, max-age=60")
+			w.WriteHeader(200)
+			if r.Method == http.MethodPost {
+				time.Sleep(time.Minute / 2)
+				fmt.Fprint(w, "result")
+				return
+			}
+			gets++
+			fmt.Fprint(w, "page")
+		})
+		var wg sync.WaitGroup
+		wg.Go(func() { f.send(t.Context(), "POST /form") })
+		synctest.Wait()
+		began := time.Now()
+		f.is(f.send(t.Context(), "/form"), 200, "page")
+		if d := time.Since(began); d > time.Second {
+			t.Errorf("a GET took %v", d)
+		}
+		wg.Wait()
+		if f.is(f.ask("/form"), 200, "page"); gets != 1 {
+			t.Errorf("%d runs of GET", gets)
+		}
+	})
+}
+
 func TestPostHoldsUpNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFront(t, middleware.Options{StorePost: true}, posting(func(http.ResponseWriter) { time.Sleep(10 * time.Second) }, ofForm, forAll))

@@ -212,7 +212,9 @@ func (d *data) extendLock(l *lock, op *store.LockOp, now time.Time) bool {
 		if l.places[i].id != op.ID {
 			continue
 		}
-		l.places[i].ends = now.Add(op.TTL)
+		if ends := now.Add(op.TTL); ends.After(l.places[i].ends) {
+			l.places[i].ends = ends
+		}
 		if l.job != nil {
 			l.job.ends = now.Add(keep(op))
 		}

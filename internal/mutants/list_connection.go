@@ -9,7 +9,7 @@ func connectionMutants() []Mutant {
 		in(redisStore, "a renewed lease ends as if it was not", "		r.due, r.expires = sent.Add(r.ttl/3), sent.Add(r.ttl)\n	}\n}", "		r.due = sent.Add(r.ttl / 3)\n	}\n}", Sim(1500, "calm")),
 		in(redisStore, "a lease is renewed for ever", "case now.After(r.until):", "case false:", conformance),
 		in(redisStore, "the loss of a lease is not told to its fetch", "			s.ledger.lose(batch[i].token)\n", "", Test(redisStore, "TestLeaseEndedElsewhereIsLostAtItsRenewal")),
-		in(redisStore, "tokens that were never answered are not released", "err = errors.Join(err, s.releaseAll(s.ledger.unanswered()))", "", Sim(1500, "left behind", "P7")),
+		in(redisStore, "tokens that were never answered are not released", "err = errors.Join(err, s.releaseAll(s.leases.ledger.unanswered()))", "", Sim(1500, "left behind", "P7")),
 	), []Mutant{
 		in(redisStore, "Close does not leave its liveness channel", "u.write(func(ctx context.Context, ps *redis.PubSub) error { return ps.Unsubscribe(ctx, u.n.s.alive) })", "u.lose(u.ctx.Err())",
 			Test(redisStore, "TestCloseIsNotOvertakenByALateAcquire")),
@@ -22,7 +22,7 @@ func connectionMutants() []Mutant {
 		in(redisStore, "a grant that Close has overtaken is used", "	if r == nil || r.state != asked {\n		return false\n	}", "	if r == nil {\n		r = &record{token: lease.Token, key: lease.Key}\n		l.tokens[lease.Token] = r\n	}",
 			Test(redisStore, "TestCloseReleasesGrantsItOvertakes")),
 		in(redisStore, "a master that is back keeps its old client", "if n != nil && n.client == nodeClient(c) {", "if n != nil {", Test(redisStore, "TestReplacedClientOfAMasterIsNotAsked")),
-		in(redisStore, "a new master's invalidations are not waited for", "		t.s.feeds.Down() // until", "		// until", Test(redisStore, "TestNewMasterPutsTheFeedDown")),
+		in(redisStore, "a new master's invalidations are not waited for", "		t.watches.feeds.Down() // until", "		// until", Test(redisStore, "TestNewMasterPutsTheFeedDown")),
 		in(redisStore, "watches do not follow a slot", "		n.sub.add(h.channel, w)\n", "", Test(redisStore, "TestWatchFollowsItsKeyToAnotherMaster")),
 		in(redisStore, "a script does not follow a slot", `[]string{"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN"}`, `[]string{"NOSCRIPT"}`, Test(redisStore, "TestScriptsFollowAMovingSlot")),
 		in(redisStore, "a replaced master is subscribed to for ever", "if u.state == live && u.liveAt.Before(since) {", "if false {", Test(redisStore, "TestSubscriptionFollowsTheCommands")),

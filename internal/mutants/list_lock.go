@@ -13,6 +13,7 @@ func lockMutants() []Mutant {
 		script("unlock", "lock: a release does not compare the ID", "if own(values[i]) then", "if values[i] then", l1),
 		script("unlock", "lock: a release wakes no waiter", "      wake(values[i])\n", "", contract),
 		script("lockextend", "lock: an extension does not compare the ID", "value and #value >= 25 and value:sub(1, 16) == ARGV[1]", "value", contract),
+		script("lockextend", "lock: an extension makes the TTL shorter", "if redis.call('PTTL', KEYS[i]) < tonumber(ARGV[2]) then", "if true then", contract),
 		script("lockextend", "lock: an extension does not compare the fence", "if tonumber(ARGV[3]) > tonumber(redis.call('HMGET', KEYS[1], 'f')[1] or '0') then", "if true then", l2),
 		script("lock", "lock: a fence does not rise", "redis.pcall('HINCRBY', KEYS[1], 'f', 1)", "redis.pcall('HINCRBY', KEYS[1], 'f', 0)", l2),
 		script("lock", "lock: a lock outlives its TTL", "redis.call('SET', KEYS[2], value, 'NX', 'PX', ttl)", "redis.call('SET', KEYS[2], value, 'NX', 'PX', ttl * 3)", l3),

@@ -12,7 +12,7 @@ func nearMutants() []Mutant {
 			Test("guard", "TestTaggedReadThatRacedADeletionIsDropped")),
 		in(redisStore, "a silent link keeps its feed up", "silent > deadAfter", "silent > time.Hour", Test("internal/redisstore", "TestBrokenSubscriptionIsReplaced")),
 	), []Mutant{
-		in(redisStore, "a feed stays up when its connection is lost", "	u.hears.Store(false)\n	u.n.s.feeds.Down()\n", "	u.hears.Store(false)\n", Sim(1500, "near").Of("near")),
+		in(redisStore, "a feed stays up when its connection is lost", "	u.hears.Store(false)\n	u.watches.feeds.Down()\n", "	u.hears.Store(false)\n", Sim(1500, "near").Of("near")),
 		in("guard", "a value of GetMany is put into the near cache with a later ticket",
 			"			t := tickets.of(i)\n", "			t := tickets.of(i)\n			if e.coherence != nil {\n				t = e.coherence.ticket(keys[i])\n			}\n", Test("guard", "TestGetManyKeepsNoInvalidatedValueNear")),
 		in(contract, "an epoch is used twice", "	fs.up = true\n	fs.epoch++\n", "	fs.up, fs.epoch = true, 1\n", Sim(1500, "near").Of("near")),

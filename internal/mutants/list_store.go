@@ -28,8 +28,8 @@ func storeMutants() []Mutant {
 		in("guard", "reads join one that was sent before", "	case !lk.sent.Load():\n", "	case lk != nil:\n", Sim(1000, "P3")),
 		in(redisStore, "the client may send scripts again by itself", "NoRetry() bool { return true }", "NoRetry() bool { return false }",
 			Test(redisStore, "TestScriptIsNotSentAgainByTheClient")),
-		in(redisStore, "Close leaves its subscription before its leases are released", "	err := s.releaseAll(s.ledger.held())\n	s.topo.close()\n",
-			"	s.topo.close()\n	err := s.releaseAll(s.ledger.held())\n", Test(redisStore, "TestCloseReleasesItsLeasesWhileItIsWatched")),
+		in(redisStore, "Close leaves its subscription before its leases are released", "	err := s.releaseAll(s.leases.ledger.held())\n	s.topo.close()\n",
+			"	s.topo.close()\n	err := s.releaseAll(s.leases.ledger.held())\n", Test(redisStore, "TestCloseReleasesItsLeasesWhileItIsWatched")),
 		in(memoryStore, "the memory store fills without its lease", "	if !k.heldBy(l.Token) {\n		m.giveUp", "	if false {\n		m.giveUp", Sim(1000, "P2").Of("memory")),
 	), []Mutant{
 		{Name: "the store writes a refused fill, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3")},

@@ -15,7 +15,7 @@ import (
 // set. An acquire that found this process's own subscription missing waits for it. A lease
 // of this process is replaced if its grant was never answered. All of that may take a few
 // times RedisTimeout.
-func (s *Store) Acquire(ctx context.Context, requests []store.Request) []store.Answer {
+func (s *leases) Acquire(ctx context.Context, requests []store.Request) []store.Answer {
 	if len(requests) == 1 {
 		answers := []store.Answer{s.acquireFully(ctx, &requests[0])}
 		s.checkAnswers(ctx, answers)
@@ -52,7 +52,7 @@ func isHopeless(err error) bool {
 // singly is how many keys are asked for one by one at once.
 const singly = 16
 
-func (s *Store) acquireSingly(ctx context.Context, requests []store.Request, places []int, answers []store.Answer) {
+func (s *leases) acquireSingly(ctx context.Context, requests []store.Request, places []int, answers []store.Answer) {
 	limit := make(chan struct{}, singly)
 	var wg sync.WaitGroup
 	for _, i := range places {
@@ -67,7 +67,7 @@ func (s *Store) acquireSingly(ctx context.Context, requests []store.Request, pla
 
 // acquireTogether sends the acquires of some places in pipelines, each with a token of its
 // own. It returns the places that have no plain answer.
-func (s *Store) acquireTogether(ctx context.Context, requests []store.Request, places []int, answers []store.Answer) (again []int) {
+func (s *leases) acquireTogether(ctx context.Context, requests []store.Request, places []int, answers []store.Answer) (again []int) {
 	if s.closing.Load() {
 		for _, i := range places {
 			answers[i].Err = store.ErrClosed
@@ -90,7 +90,7 @@ func (s *Store) acquireTogether(ctx context.Context, requests []store.Request, p
 		}, all...)
 	})
 	for _, x := range xs {
-		fate, err := x.n.await(ctx, x.r)
+		fate, err := x.await(ctx)
 		for k, j := range x.places {
 			i := places[j]
 			if fate == gotAnswer && err == nil {
@@ -107,7 +107,7 @@ func (s *Store) acquireTogether(ctx context.Context, requests []store.Request, p
 }
 
 // isUnsettled reports whether acquireFully knows something to do about an answer.
-func (s *Store) isUnsettled(ctx context.Context, a *store.Answer) bool {
+func (s *leases) isUnsettled(ctx context.Context, a *store.Answer) bool {
 	if store.Ended(ctx) != nil {
 		return false
 	}
@@ -119,12 +119,12 @@ func (s *Store) isUnsettled(ctx context.Context, a *store.Answer) bool {
 
 // isOwnOrphan reports whether the lease is held by a token of this process that no caller
 // uses: its grant was never answered.
-func (s *Store) isOwnOrphan(a *store.Answer) bool {
+func (s *leases) isOwnOrphan(a *store.Answer) bool {
 	return a.Verdict == store.Held && a.Holder.Process() == s.minter.Process() && s.ledger.orphan(a.Holder)
 }
 
 // acquireFully asks for one key until there is an answer that needs nothing more.
-func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer {
+func (s *leases) acquireFully(ctx context.Context, r *store.Request) store.Answer {
 	var over store.Token
 	resent := false
 	deadline := time.Now().Add(s.opts.RedisTimeout)
@@ -136,7 +136,7 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 		a := s.acquireOnce(ctx, r, over)
 		switch {
 		case errors.Is(a.Err, errUnsubscribed):
-			err := s.awaitSubscription(ctx, r.Key, asked, deadline)
+			err := s.watches.awaitSubscription(ctx, r.Key, asked, deadline)
 			if s.closing.Load() {
 				err = store.ErrClosed // it has left its liveness channel
 			}
@@ -154,7 +154,7 @@ func (s *Store) acquireFully(ctx context.Context, r *store.Request) store.Answer
 }
 
 // acquireOnce sends one acquire.
-func (s *Store) acquireOnce(ctx context.Context, r *store.Request, over store.Token) store.Answer {
+func (s *leases) acquireOnce(ctx context.Context, r *store.Request, over store.Token) store.Answer {
 	q := s.ask(r, over)
 	value, fate, err := s.call(ctx, "acquire", q.inv, func(late []reply) {
 		s.answeredLate(late, func(int) *asking { return q })
@@ -179,13 +179,13 @@ type asking struct {
 }
 
 // ask prepares an acquire and notes its token: the grant may come whatever happens.
-func (s *Store) ask(r *store.Request, over store.Token) *asking {
+func (s *leases) ask(r *store.Request, over store.Token) *asking {
 	q := &asking{r: r, token: s.minter.Token(), names: s.names.names(r.Key), sent: time.Now()}
 	q.ttl, q.window = r.TTL.Milliseconds(), r.Window.Milliseconds()
 	q.inv = acquireScript.invokeIn(q.words[:0], 6,
 		&q.names.entry, &q.names.lease, &q.names.tries, &q.names.pause, q.names.failed(r.LastHeld), &q.names.failures,
 		q.token[:], &q.ttl, r.Seen, optional(r.LastHeld), optional(r.Suspect), optional(over),
-		r.MaxAttempts, &q.window, (*keyArg)(&s.alive), s.livenessArg(), &q.names.wake, s.publish(), flag(r.Brief))
+		r.MaxAttempts, &q.window, (*keyArg)(&s.alive), s.watches.livenessArg(), &q.names.wake, s.publish(), flag(r.Brief))
 	s.ledger.ask(q.token, r)
 	return q
 }
@@ -193,23 +193,8 @@ func (s *Store) ask(r *store.Request, over store.Token) *asking {
 // livenessWord is where livenessArg stands among the words of an acquire.
 const livenessWord = firstKey + 6 + 9
 
-// optional is a token as an argument: empty if there is none.
-func optional(t store.Token) any {
-	if t.IsZero() {
-		return ""
-	}
-	return t[:]
-}
-
-func (s *Store) livenessArg() int {
-	if s.liveness.on.Load() {
-		return 1
-	}
-	return 0
-}
-
 // unanswered accounts for an acquire that got no answer.
-func (s *Store) unanswered(q *asking, fate fate, err error) store.Answer {
+func (s *leases) unanswered(q *asking, fate fate, err error) store.Answer {
 	if fate == notSent {
 		s.ledger.forget(q.token)
 	} else {
@@ -220,7 +205,7 @@ func (s *Store) unanswered(q *asking, fate fate, err error) store.Answer {
 
 // answeredLate accounts for answers that no caller waits for any more. A granted lease is
 // returned, by a goroutine: that may have to wait for the sender that calls this.
-func (s *Store) answeredLate(late []reply, asking func(i int) *asking) {
+func (s *leases) answeredLate(late []reply, asking func(i int) *asking) {
 	var orphans []store.Return
 	for i, r := range late {
 		q := asking(i)
@@ -241,7 +226,7 @@ func (s *Store) answeredLate(late []reply, asking func(i int) *asking) {
 func classified(n *node, op string, r reply) reply { return reply{r.value, n.classify(op, r.err)} }
 
 // entered takes the answer to an acquire into the ledger and returns the caller's answer.
-func (s *Store) entered(q *asking, r reply) store.Answer {
+func (s *leases) entered(q *asking, r reply) store.Answer {
 	a := store.Answer{Err: r.err}
 	if r.err == nil {
 		a = parseAcquire(r.value)
@@ -265,7 +250,7 @@ func (s *Store) entered(q *asking, r reply) store.Answer {
 }
 
 // checkAnswers checks the tags of the entries that were answered.
-func (s *Store) checkAnswers(ctx context.Context, answers []store.Answer) {
+func (s *leases) checkAnswers(ctx context.Context, answers []store.Answer) {
 	var places []int
 	var readings []*store.Reading
 	for i := range answers {
@@ -273,7 +258,7 @@ func (s *Store) checkAnswers(ctx context.Context, answers []store.Answer) {
 			places, readings = append(places, i), append(readings, a.Reading)
 		}
 	}
-	for j, err := range s.checkTags(ctx, readings) {
+	for j, err := range s.tags.checkTags(ctx, readings) {
 		if err != nil {
 			answers[places[j]] = store.Answer{Err: err}
 		}

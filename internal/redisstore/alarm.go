@@ -97,7 +97,7 @@ func (a *alarm) ring() {
 	if b == nil || early {
 		return
 	}
-	if first && a.q.n.isLate(end) {
+	if first && a.isLate(end) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.why == nil && a.b == b {
@@ -163,12 +163,12 @@ func (a *alarm) Value(key any) any {
 const lateThreshold = 20 * time.Millisecond
 
 // isLate reports whether the end of a timeout is noticed late.
-func (n *node) isLate(end time.Time) bool {
+func (a *alarm) isLate(end time.Time) bool {
 	runtime.Gosched() // runnable goroutines first: one may be the reader of the reply
 	late := time.Since(end)
 	if late <= lateThreshold {
 		return false
 	}
-	n.s.report(store.Event{Kind: store.ProcessLate, Node: n.addr, Duration: late})
+	a.q.n.s.report(store.Event{Kind: store.ProcessLate, Node: a.q.n.addr, Duration: late})
 	return true
 }

@@ -2,16 +2,12 @@ package redisstore
 
 import (
 	"context"
-	"errors"
-	"fmt"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
 // Change implements [store.Store]: one pipeline on each node for every 2000 keys.
-func (s *Store) Change(ctx context.Context, changes []store.Change) []error {
+func (s *values) Change(ctx context.Context, changes []store.Change) []error {
 	errs := make([]error, len(changes))
 	if err := s.ready(ctx); err != nil {
 		for i := range errs {
@@ -48,7 +44,7 @@ func (s *Store) Change(ctx context.Context, changes []store.Change) []error {
 		return n.scripts, scriptRequest(nil, batch...)
 	})
 	for _, x := range xs {
-		fate, err := x.n.await(ctx, x.r)
+		fate, err := x.await(ctx)
 		for k, j := range x.places {
 			i := places[j]
 			c := &changes[i]
@@ -70,7 +66,7 @@ func (s *Store) Change(ctx context.Context, changes []store.Change) []error {
 }
 
 // stampEntries draws the versions of entries to be set, and ties those with tags.
-func (s *Store) stampEntries(ctx context.Context, changes []store.Change, errs []error) {
+func (s *values) stampEntries(ctx context.Context, changes []store.Change, errs []error) {
 	var tagged []*store.Entry
 	var places []int
 	for i := range changes {
@@ -84,14 +80,14 @@ func (s *Store) stampEntries(ctx context.Context, changes []store.Change, errs [
 		}
 	}
 	if len(tagged) > 0 {
-		for j, err := range s.stampAndTie(ctx, tagged) {
+		for j, err := range s.tags.stampAndTie(ctx, tagged) {
 			errs[places[j]] = err
 		}
 	}
 }
 
 // changing is one change.
-func (s *Store) changing(c *store.Change) invocation {
+func (s *values) changing(c *store.Change) invocation {
 	names := s.names.names(c.Key)
 	wake := store.Message{Signal: store.Deleted}
 	if c.Kind == store.Reset {
@@ -116,26 +112,3 @@ func (s *Store) changing(c *store.Change) invocation {
 	}
 	return deleteScript.invoke(2, &names.entry, &names.lease, &names.wake, message, s.publish(), s.names.invalidations(), c.Key)
 }
-
-// orLater says of a change that was sent and not answered that it may still be carried
-// out. After an error reply nothing is to come.
-func orLater(op string, fate fate, err error) error {
-	if answered := redis.Error(nil); err == nil || fate == notSent || errors.As(err, &answered) || errors.Is(err, store.ErrRefused) || errors.Is(err, store.ErrClosed) {
-		return err
-	}
-	return &laterError{op, err}
-}
-
-// A laterError is of a change that may still be carried out. Its text is made when it is
-// asked for, as the cause of an outage may be known by then.
-type laterError struct {
-	op  string
-	err error
-}
-
-func (e *laterError) Error() string {
-	return fmt.Sprintf("%v (the %s may still be carried out)", e.err, e.op)
-}
-
-// Unwrap returns the error of the change.
-func (e *laterError) Unwrap() error { return e.err }

@@ -72,7 +72,8 @@ func isAnswer(err error) bool {
 }
 
 var (
-	errBreakerOpen = fmt.Errorf("%w: the breaker is open, as calls before this one got no answer", store.ErrUnavailable)
-	errTimeout     = fmt.Errorf("%w: no answer, or no connection, in time (Options.RedisTimeout)", store.ErrUnavailable)
-	errEndedBefore = errors.New("cache: nothing was sent") // wrapped around the cause of a context's end
+	errBreakerOpen  = fmt.Errorf("%w: the breaker is open, as calls before this one got no answer", store.ErrUnavailable)
+	errTimeout      = fmt.Errorf("%w: no answer, or no connection, in time (Options.RedisTimeout)", store.ErrUnavailable)
+	errUnsubscribed = fmt.Errorf("%w: the subscription of this process is not live", store.ErrUnavailable)
+	errEndedBefore  = errors.New("cache: nothing was sent") // wrapped around the cause of a context's end
 )

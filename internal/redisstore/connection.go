@@ -4,33 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
-
-// endedDials makes a client refuse to dial on a context that has ended. The client's own
-// dialer for TLS does not look at the context, nor do some custom ones.
-type endedDials struct{}
-
-// DialHook implements [redis.Hook].
-func (endedDials) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		return next(ctx, network, addr)
-	}
-}
-
-// ProcessHook implements [redis.Hook].
-func (endedDials) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-// ProcessPipelineHook implements [redis.Hook].
-func (endedDials) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
 
 var (
 	errNoConnection = errors.New("cache: no connection for the subscription") // wrapped by the cause
@@ -68,7 +45,7 @@ type write func(context.Context, *redis.PubSub) error
 
 // dial starts a connection that subscribes to the given channel first. It tells the owner
 // when that was written, or that it failed.
-func (n *node) dial(channel string) *connection {
+func dial(n *node, channel string) *connection {
 	c := &connection{n: n, events: make(chan event, 64), writes: make(chan write, 1), gone: make(chan struct{})}
 	c.spent, c.spend = context.WithCancelCause(context.WithoutCancel(n.ctx))
 	c.ps = n.client.Subscribe(c.spent)

@@ -16,7 +16,7 @@ const failureKept = 5 * time.Second
 // Return implements [store.Store]: one pipeline on each node for every 2000 leases, or
 // every 4 MiB of entries. It resends only scripts that were certainly not carried out. Leases
 // that Redis does not answer for are given back again in the background.
-func (s *Store) Return(ctx context.Context, returns []store.Return) []store.Returned {
+func (s *leases) Return(ctx context.Context, returns []store.Return) []store.Returned {
 	start := time.Now()
 	ttls := make([]time.Duration, len(returns))
 	for i := range returns {
@@ -31,14 +31,14 @@ func (s *Store) Return(ctx context.Context, returns []store.Return) []store.Retu
 
 // giveBack ties the entries and sends the scripts of the leases. It does not look at their
 // records in the ledger.
-func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Returned {
+func (s *leases) giveBack(ctx context.Context, returns []store.Return) []store.Returned {
 	all := make([]store.Returned, len(returns))
 	sent := returns
 	entries := make([]*store.Entry, len(returns))
 	for i := range returns {
 		entries[i] = returns[i].Entry
 	}
-	refused := s.tie(ctx, entries)
+	refused := s.tags.tie(ctx, entries)
 	names := make([]string, 0, len(returns))
 	invs := make([]invocation, 0, len(returns))
 	places := make([]int, 0, len(returns))
@@ -69,7 +69,7 @@ func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Re
 		}, at(invs, some)...)
 	})
 	for _, x := range xs {
-		fate, err := x.n.await(ctx, x.r)
+		fate, err := x.await(ctx)
 		for k, j := range x.places {
 			i := places[j]
 			if fate != gotAnswer || err != nil {
@@ -95,7 +95,7 @@ func (s *Store) giveBack(ctx context.Context, returns []store.Return) []store.Re
 
 // gaveBack takes the result of giving a lease back into the ledger. If Redis has not
 // answered, the lease is given back again.
-func (s *Store) gaveBack(r *store.Return, err error, start time.Time, ttl time.Duration) {
+func (s *leases) gaveBack(r *store.Return, err error, start time.Time, ttl time.Duration) {
 	switch {
 	case errors.Is(err, store.ErrClosed): // Close releases it
 	case err == nil, errors.Is(err, store.ErrRefused) && !r.Releases():
@@ -111,7 +111,7 @@ func (s *Store) gaveBack(r *store.Return, err error, start time.Time, ttl time.D
 }
 
 // isUnanswered reports whether an error says that no answer came, and the store is open.
-func (s *Store) isUnanswered(err error) bool {
+func (s *leases) isUnanswered(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) && !s.closing.Load()
 }
 
@@ -125,7 +125,7 @@ const (
 // may live: ttl from the start of the first attempt. Waiters in other processes wait for
 // that lease meanwhile. Each attempt compares the token, so it does no harm if an earlier
 // one was carried out. It ends with the store.
-func (s *Store) giveBackLater(r *store.Return, start time.Time, ttl time.Duration) {
+func (s *leases) giveBackLater(r *store.Return, start time.Time, ttl time.Duration) {
 	token := r.Lease.Token
 	for wait := firstAgain; sleep(s.ctx, wait) == nil; wait = min(2*wait, lastAgain) {
 		late := time.Since(start)
@@ -161,7 +161,7 @@ func after(r *store.Return, late time.Duration) *store.Return {
 }
 
 // returning is one fill, fail or release.
-func (s *Store) returning(r *store.Return) invocation {
+func (s *leases) returning(r *store.Return) invocation {
 	l := r.Lease
 	names, _ := l.Names.(*names)
 	if names == nil {
@@ -188,13 +188,10 @@ func (s *Store) returning(r *store.Return) invocation {
 	return s.releasing(names, l.Token)
 }
 
-func (s *Store) releasing(names *names, token store.Token) invocation {
+func (s *leases) releasing(names *names, token store.Token) invocation {
 	wake := store.Message{Signal: store.Released, Token: token}
 	return releaseScript.invoke(2, &names.lease, &names.tries, token[:], &names.wake, wake.Encode(), s.publish())
 }
-
-// ttlArg keeps an expiry positive: Redis refuses zero.
-func ttlArg(d time.Duration) int64 { return max(1, d.Milliseconds()) }
 
 // traced adds the message with the trace context of the fetch, if there is one.
 func traced(r *store.Return, inv invocation) invocation {
@@ -205,18 +202,8 @@ func traced(r *store.Return, inv invocation) invocation {
 	return inv
 }
 
-// rides reports whether an entry rides in its wake-up, as an argument.
-func rides(entry []byte) int { return flag(len(entry) <= store.MaxMessageBody) }
-
-func flag(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // releaseAll gives tokens back that may be leases.
-func (s *Store) releaseAll(tokens []owned) error {
+func (s *leases) releaseAll(tokens []owned) error {
 	calls := make([]invocation, len(tokens))
 	for i, o := range tokens {
 		s.ledger.give(o.token)

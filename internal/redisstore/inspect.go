@@ -1,8 +1,10 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 
@@ -47,4 +49,20 @@ func (s *Store) Inspect(ctx context.Context, key string) (store.KeyState, error)
 	return k, nil
 }
 
-var _ store.Inspector = (*Store)(nil)
+// A NodeStatus is how the store sees one node.
+type NodeStatus struct {
+	Addr        string
+	BreakerOpen bool
+	Subscribed  bool
+}
+
+// Nodes returns the status of each node, by address.
+func (s *Store) Nodes() []NodeStatus {
+	nodes := s.topo.all()
+	all := make([]NodeStatus, len(nodes))
+	for i, n := range nodes {
+		all[i] = NodeStatus{Addr: n.addr, BreakerOpen: n.breaker.open.Load(), Subscribed: n.sub.isLive.Load()}
+	}
+	slices.SortFunc(all, func(a, b NodeStatus) int { return cmp.Compare(a.Addr, b.Addr) })
+	return all
+}

@@ -87,7 +87,7 @@ func (l *liveness) withdrawLocked(sub *subscription) bool {
 
 // Liveness returns nil while the store watches whether the holders of leases are alive.
 // Otherwise its error names the reason and the remedy.
-func (s *Store) Liveness() error {
+func (s *watches) Liveness() error {
 	l := &s.liveness
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,6 +98,14 @@ func (s *Store) Liveness() error {
 		return errors.New("cache: liveness is off (Options.DisableLiveness)")
 	}
 	return nil
+}
+
+// livenessArg is whether holders are watched, as an argument.
+func (s *watches) livenessArg() int {
+	if s.liveness.on.Load() {
+		return 1
+	}
+	return 0
 }
 
 // A sight holds the results of looks at a node's subscription. It is the owner's.
@@ -136,7 +144,7 @@ func (u *subscription) lookIsDue() bool {
 	case u.sight.seenSince.IsZero():
 		return true
 	}
-	return u.pings%verifyEvery == 0 && (u.sight.lost != lostNothing || u.n.s.feeds.Strict())
+	return u.pings%verifyEvery == 0 && (u.sight.lost != lostNothing || u.watches.feeds.Strict())
 }
 
 // look asks a script on the node whether it sees the subscription, and draws the
@@ -149,7 +157,7 @@ func (u *subscription) look() {
 	conn, asked := u.conn, time.Now()
 	u.sight.looking, u.sight.under = conn, true
 	u.n.s.spawn(func() {
-		count, err := u.n.seen(u.ctx)
+		count, err := u.seen(u.ctx)
 		u.post(func() {
 			if u.sight.looking == conn {
 				u.sight.under = false
@@ -173,7 +181,8 @@ func (u *subscription) look() {
 
 // seen asks a script on the node how often this process is subscribed there. It asks
 // even while the breaker is open.
-func (n *node) seen(ctx context.Context) (int64, error) {
+func (u *subscription) seen(ctx context.Context) (int64, error) {
+	n := u.n
 	inv := seenScript.invoke(0, n.s.alive)
 	if n.single {
 		inv = seenScript.invoke(1, &n.s.names.names("").lease, n.s.alive)
@@ -196,8 +205,8 @@ func (n *node) seen(ctx context.Context) (int64, error) {
 // itself. A connection from before is given up. The error is of a Redis that has gone
 // again.
 func (u *subscription) awaitSeen(ctx context.Context) error {
-	for began := time.Now(); u.n.s.liveness.on.Load() && time.Since(began) < seenWithin; {
-		n, err := u.n.seen(ctx)
+	for began := time.Now(); u.watches.liveness.on.Load() && time.Since(began) < seenWithin; {
+		n, err := u.seen(ctx)
 		if errors.Is(err, store.ErrUnavailable) {
 			return err
 		}
@@ -218,7 +227,7 @@ func (u *subscription) awaitSeen(ctx context.Context) error {
 // awaitSubscription waits, after an acquire that was sent at the time asked, until it is
 // worth asking again, and for no longer than the deadline allows. Redis did not see this
 // process's subscription.
-func (s *Store) awaitSubscription(ctx context.Context, key string, asked, deadline time.Time) error {
+func (s *watches) awaitSubscription(ctx context.Context, key string, asked, deadline time.Time) error {
 	n, err := s.topo.node(s.names.entry(key))
 	if err != nil {
 		return err
@@ -265,7 +274,7 @@ func (u *subscription) saw(asked time.Time) {
 	}
 	if v.lost != lostNothing && asked.Sub(v.seenSince) >= v.settling {
 		v.lost = lostNothing
-		if u.n.s.liveness.regain(u) {
+		if u.watches.liveness.regain(u) {
 			u.n.s.report(store.Event{Kind: store.LivenessOn, Node: u.n.addr})
 		}
 	}
@@ -328,7 +337,7 @@ func (u *subscription) forgo(loss lossOf, why error) {
 		v.settling = min(max(firstSettling, 2*v.settling), lastSettling)
 	}
 	v.lost = loss
-	news := u.n.s.liveness.lose(u, why)
+	news := u.watches.liveness.lose(u, why)
 	u.signal()
 	if news {
 		u.n.s.report(store.Event{Kind: store.LivenessOff, Node: u.n.addr, Err: why})
@@ -342,8 +351,8 @@ func (u *subscription) judgeHearing() {
 		return
 	}
 	if hears {
-		u.n.s.spawn(u.n.s.checkFeeds)
+		u.n.s.spawn(u.watches.checkFeeds)
 	} else {
-		u.n.s.feeds.Down()
+		u.watches.feeds.Down()
 	}
 }

@@ -7,12 +7,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/stampedeguard/stampede/internal/store"
 )
-
-var _ store.Locks = (*Store)(nil)
 
 var (
 	lockScript       = newScript("lock")
@@ -68,7 +64,7 @@ func (n *lockNames) words(sc *script, jobs bool) []any {
 }
 
 // Lock implements [store.Locks].
-func (s *Store) Lock(ctx context.Context, op *store.LockOp) (store.LockAnswer, error) {
+func (s *locks) Lock(ctx context.Context, op *store.LockOp) (store.LockAnswer, error) {
 	if err := s.ready(ctx); err != nil {
 		return store.LockAnswer{}, err
 	}
@@ -102,49 +98,10 @@ func (s *Store) Lock(ctx context.Context, op *store.LockOp) (store.LockAnswer, e
 	return parseLockState(value)
 }
 
-// lockCall carries a script out. On a single server that is done by this goroutine, without
-// the queue: a lock is seldom asked for together with others, and two goroutines that wake
-// each other take longer than Redis does. ctx is not heeded then, but RedisTimeout.
-func (s *Store) lockCall(ctx context.Context, op *store.LockOp, inv invocation, late func([]reply)) (any, error) {
-	timed, ok := s.client.(interface {
-		WithTimeout(time.Duration) *redis.Client
-	})
-	if !ok {
-		value, _, err := s.call(ctx, op.Kind.String(), inv, late)
-		return value, err
-	}
-	n, err := s.topo.node(inv.key())
-	if err != nil {
-		return nil, err
-	}
-	if !n.breaker.allow() {
-		return nil, n.away()
-	}
-	s.locking.Do(func() {
-		lone := timed.WithTimeout(s.opts.RedisTimeout)
-		lone.AddHook(endedDials{})
-		s.client.AddHook(diverted{s, lone})
-	})
-	after := n.breaker.sent()
-	bounded := &diversion{ctx, s, s.deadline()}
-	cmd := inv.command(bounded, false)
-	if err = s.client.Process(bounded, cmd); isUnknownScript(err) {
-		cmd = inv.command(bounded, true)
-		err = s.client.Process(bounded, cmd)
-	}
-	err = classify(op.Kind.String(), err)
-	n.noteOutcome(err)
-	n.breaker.count(after, err)
-	if err != nil {
-		return nil, n.explain(err)
-	}
-	return cmd.Val(), nil
-}
-
 // acquireLock asks until Redis sees this process's subscription, for RedisTimeout. Then it
 // asks without liveness: the holder is not watched.
-func (s *Store) acquireLock(ctx context.Context, op *store.LockOp, names *lockNames) (store.LockAnswer, error) {
-	liveness := s.livenessArg()
+func (s *locks) acquireLock(ctx context.Context, op *store.LockOp, names *lockNames) (store.LockAnswer, error) {
+	liveness := s.watches.livenessArg()
 	process := s.minter.Process()
 	for deadline := time.Now().Add(s.opts.RedisTimeout); ; {
 		names.value = keyArg(string(op.ID[:]) + string(process[:]) + strconv.Itoa(liveness))
@@ -165,19 +122,19 @@ func (s *Store) acquireLock(ctx context.Context, op *store.LockOp, names *lockNa
 		if !errors.Is(err, errUnsubscribed) {
 			return a, err
 		}
-		if err := s.awaitSubscription(ctx, op.Key, asked, deadline); err != nil {
+		if err := s.watches.awaitSubscription(ctx, op.Key, asked, deadline); err != nil {
 			if ctx.Err() != nil {
 				return store.LockAnswer{}, err
 			}
 			liveness = 0
 			continue
 		}
-		liveness = s.livenessArg()
+		liveness = s.watches.livenessArg()
 	}
 }
 
 // lockedLate gives a lock back that was granted after its caller had left.
-func (s *Store) lockedLate(op *store.LockOp, names *lockNames, r reply) {
+func (s *locks) lockedLate(op *store.LockOp, names *lockNames, r reply) {
 	if a, err := parseLock(r.value); r.err != nil || err != nil || a.Verdict != store.LockGranted {
 		return
 	}
@@ -186,57 +143,7 @@ func (s *Store) lockedLate(op *store.LockOp, names *lockNames, r reply) {
 	s.spawnCall(func() { _, _ = s.releaseLock(context.Background(), &release, names) })
 }
 
-// diverted has a client with bounded calls carry out the commands of locks. Such a client
-// has lost the hooks of the one that it was made of, so this is the innermost of them.
-type diverted struct {
-	s    *Store
-	lone *redis.Client
-}
-
-// A diversion is the context of a command of locks: it has the values of the caller's
-// context, and ends with others of about the same time.
-type diversion struct {
-	context.Context
-	s   *Store
-	end context.Context
-}
-
-// Deadline implements [context.Context].
-func (d *diversion) Deadline() (time.Time, bool) { return d.end.Deadline() }
-
-// Done implements [context.Context].
-func (d *diversion) Done() <-chan struct{} { return d.end.Done() }
-
-// Err implements [context.Context].
-func (d *diversion) Err() error { return d.end.Err() }
-
-// Value implements [context.Context].
-func (d *diversion) Value(key any) any {
-	if key == any(d.s) {
-		return d
-	}
-	return d.Context.Value(key)
-}
-
-// DialHook implements [redis.Hook].
-func (diverted) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-// ProcessHook implements [redis.Hook].
-func (d diverted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if ctx.Value(d.s) != nil {
-			return d.lone.Process(ctx, cmd)
-		}
-		return next(ctx, cmd)
-	}
-}
-
-// ProcessPipelineHook implements [redis.Hook].
-func (diverted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (s *Store) releaseLock(ctx context.Context, op *store.LockOp, names *lockNames) (store.LockAnswer, error) {
+func (s *locks) releaseLock(ctx context.Context, op *store.LockOp, names *lockNames) (store.LockAnswer, error) {
 	wake := store.Message{Signal: store.Released, Token: op.ID}
 	names.message = keyArg(wake.Encode())
 	jobs := op.Keep > 0

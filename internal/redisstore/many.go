@@ -12,14 +12,17 @@ const (
 // An exchanged is one of the requests that a call for many keys was split into.
 type exchanged struct {
 	n      *node
+	q      *queue
 	r      *request
 	places []int // of its keys in the call
 }
 
+func (x *exchanged) await(ctx context.Context) (fate, error) { return x.q.await(ctx, x.r) }
+
 // exchange starts the requests for names, which stand for the keys of a call: those of one
 // node together, in parts of manyKeys and, by size, of manyBytes. Names without a known
 // node are given to failed. The requests run side by side; await each.
-func (s *Store) exchange(ctx context.Context, names []string, size func(i int) int, failed func(i int, err error), build func(n *node, places []int) (*queue, *request)) []exchanged {
+func (s *core) exchange(ctx context.Context, names []string, size func(i int) int, failed func(i int, err error), build func(n *node, places []int) (*queue, *request)) []exchanged {
 	var xs []exchanged
 	for _, g := range s.byNode(names, failed) {
 		for places := g.places; len(places) > 0; {
@@ -27,8 +30,8 @@ func (s *Store) exchange(ctx context.Context, names []string, size func(i int) i
 			part := places[:k:k]
 			places = places[k:]
 			q, r := build(g.n, part)
-			g.n.start(ctx, q, r)
-			xs = append(xs, exchanged{g.n, r, part})
+			q.start(ctx, r)
+			xs = append(xs, exchanged{g.n, q, r, part})
 		}
 	}
 	return xs
@@ -40,7 +43,7 @@ type group struct {
 	places []int
 }
 
-func (s *Store) byNode(names []string, failed func(i int, err error)) (groups []group) {
+func (s *core) byNode(names []string, failed func(i int, err error)) (groups []group) {
 	if t, ok := s.topo.(*single); ok {
 		all := make([]int, len(names))
 		for i := range all {
@@ -90,4 +93,35 @@ func at[T any](all []T, places []int) []T {
 		some[j] = all[i]
 	}
 	return some
+}
+
+// An answeredCall is the answer to one of several scripts.
+type answeredCall struct {
+	value any
+	fate  fate
+	err   error // classified
+}
+
+// runAll carries scripts out: those of one node in a pipeline, the nodes side by side.
+func (s *core) runAll(ctx context.Context, op string, calls []invocation) []answeredCall {
+	answers := make([]answeredCall, len(calls))
+	names := make([]string, len(calls))
+	for i := range calls {
+		names[i] = calls[i].key()
+	}
+	xs := s.exchange(ctx, names, nil, func(i int, err error) { answers[i].err = err }, func(n *node, places []int) (*queue, *request) {
+		return n.scripts, scriptRequest(nil, at(calls, places)...)
+	})
+	for _, x := range xs {
+		fate, err := x.await(ctx)
+		for j, i := range x.places {
+			if fate != gotAnswer || err != nil {
+				answers[i] = answeredCall{nil, fate, err}
+				continue
+			}
+			a := s.settled(ctx, x.n, calls[i], x.r.scripts.replies[j], nil)
+			answers[i] = answeredCall{a.value, fate, x.n.classify(op, a.err)}
+		}
+	}
+	return answers
 }

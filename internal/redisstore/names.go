@@ -72,6 +72,12 @@ func (s keyspace) alive(p store.Process) string { return s.namespace + ":alive:"
 // belongs to no slot: in a cluster PUBLISH reaches all nodes.
 func (s keyspace) invalidations() string { return s.namespace + ":invalidations" }
 
+// Invalidations travel with their kind in front.
+const (
+	keyChanged = "k"
+	tagChanged = "t"
+)
+
 // clock is the name of the clock of tags: one for all of them.
 func (s keyspace) clock() string { return s.namespace + ":{tags}:clock" }
 

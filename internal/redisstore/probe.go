@@ -79,7 +79,7 @@ func (s *Store) rehearse(ctx context.Context, key string) error {
 // gives it back.
 func (s *Store) rehearseLease(ctx context.Context, key string, r store.Return) error {
 	q := s.ask(&store.Request{Key: key, TTL: time.Second, MaxAttempts: 1, Window: time.Minute}, store.Token{})
-	defer s.ledger.forget(q.token)
+	defer s.leases.ledger.forget(q.token)
 	q.inv.words[livenessWord] = 0
 	if _, _, err := s.call(ctx, "acquire", q.inv, nil); err != nil {
 		return err

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -64,6 +65,52 @@ func newQueue(n *node, limit batchLimits, send func(context.Context, redis.Pipel
 }
 
 func (q *queue) isFull(l load) bool { return l.weight >= q.limit.weight || l.bytes >= q.limit.bytes }
+
+// do sends a request and waits for its end: until ctx ends, or the store is closed.
+func (q *queue) do(ctx context.Context, r *request) (fate, error) {
+	q.start(ctx, r)
+	return q.await(ctx, r)
+}
+
+// start sends a request; await waits for its end.
+func (q *queue) start(ctx context.Context, r *request) {
+	n := q.n
+	r.values, r.done = ctx, make(chan struct{})
+	switch err := store.Ended(ctx); {
+	case err != nil:
+		r.end(queued, withdrawn, fmt.Errorf("%w: %w", errEndedBefore, err))
+	case n.s.ctx.Err() != nil:
+		r.end(queued, withdrawn, store.ErrClosed)
+	case !n.breaker.allow():
+		r.end(queued, withdrawn, n.away())
+	default:
+		q.submit(r)
+	}
+}
+
+func (q *queue) await(ctx context.Context, r *request) (fate, error) {
+	var ended <-chan struct{}
+	if ctx != nil {
+		ended = ctx.Done()
+	}
+	var err error
+	select {
+	case <-r.done:
+		return r.fate(), r.err
+	case <-ended:
+		err = store.Ended(ctx)
+	case <-q.n.s.ctx.Done():
+		err = store.ErrClosed
+	}
+	switch {
+	case r.state.CompareAndSwap(queued, withdrawn):
+		return notSent, err
+	case r.state.CompareAndSwap(sending, left):
+		return noAnswer, err
+	}
+	<-r.done // it ended at this very moment
+	return r.fate(), r.err
+}
 
 // submit queues a request. If the store is closed the request ends.
 func (q *queue) submit(r *request) {

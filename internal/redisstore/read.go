@@ -83,7 +83,7 @@ func (n *node) read(ctx context.Context, pipe redis.Pipeliner, rs []*request) (*
 	if b == nil || len(rs) > 1 {
 		b = &readBatch{}
 	}
-	together := n.single && entries > 1 && !n.s.noMGET.Load()
+	together := n.single && entries > 1 && !n.noMGET.Load()
 	if together {
 		b.addMGETs(ctx, rs, entries)
 	} else {
@@ -109,7 +109,7 @@ func (n *node) read(ctx context.Context, pipe redis.Pipeliner, rs []*request) (*
 		return nil, cmp.Or(now.Err(), err, errNoTime)
 	}
 	if together && slices.ContainsFunc(b.mgets, func(c *redis.StringSliceCmd) bool { return isRefusal(c.Err()) }) {
-		n.s.noMGET.Store(true)
+		n.noMGET.Store(true)
 		return n.read(ctx, pipe, rs)
 	}
 	return b, nil
@@ -264,11 +264,19 @@ func (q *reads) reading(n *node, i int, r *store.Reading) error {
 	return n.classify("read", err)
 }
 
+// values are read and changed as a caller asks, without a lease.
+type values struct {
+	*core
+	ledger *ledger
+	tags   *tags
+	feeds  *store.Feeds
+}
+
 // An entryRead is the read of one entry and, if the entry carries tags, of their records:
 // together, if the entry carried the same tags when it was last read, or else one after the
 // other.
 type entryRead struct {
-	s       *Store
+	s       *tags
 	n       *node
 	to      store.Reader
 	request request
@@ -281,7 +289,7 @@ type entryRead struct {
 }
 
 // Read implements [store.Store].
-func (s *Store) Read(ctx context.Context, prefix, key string, to store.Reader) {
+func (s *values) Read(ctx context.Context, prefix, key string, to store.Reader) {
 	name := s.names.entryOf(prefix, key)
 	n, err := s.topo.node(name)
 	switch {
@@ -294,10 +302,10 @@ func (s *Store) Read(ctx context.Context, prefix, key string, to store.Reader) {
 		to.Answered(nil, err)
 		return
 	}
-	t := &entryRead{s: s, n: n, to: to, name: [1]string{name}, known: s.carried.of(name)}
+	t := &entryRead{s: s.tags, n: n, to: to, name: [1]string{name}, known: s.tags.carried.of(name)}
 	t.reads.entries, t.reads.reader, t.reads.memory = t.name[:], to, &t.alone
 	if t.known != nil {
-		t.reads.records, t.others = s.splitLookUp(ctx, n, t.known.records)
+		t.reads.records, t.others = s.tags.splitLookUp(ctx, n, t.known.records)
 	}
 	t.request.reads, t.request.values, t.request.then = &t.reads, ctx, t
 	t.request.weight, t.request.bytes = 1, int(n.valueSize.Load())
@@ -355,7 +363,7 @@ func (t *entryRead) judge(reading *store.Reading) {
 // of MGETs on a single server, of GETs in a cluster or where MGET is refused. To an MGET a
 // key of a foreign type is absent: it is no Damage, and the next fill overwrites it all the
 // same.
-func (s *Store) ReadMany(ctx context.Context, prefix string, keys []string, each func(i int, r *store.Reading, err error)) {
+func (s *values) ReadMany(ctx context.Context, prefix string, keys []string, each func(i int, r *store.Reading, err error)) {
 	if err := s.ready(ctx); err != nil {
 		for i := range keys {
 			each(i, nil, err)
@@ -372,7 +380,7 @@ func (s *Store) ReadMany(ctx context.Context, prefix string, keys []string, each
 		}
 	})
 	for _, x := range xs {
-		_, failed := x.n.await(ctx, x.r)
+		_, failed := x.await(ctx)
 		for j, i := range x.places {
 			lent = store.Reading{}
 			err := failed
@@ -389,7 +397,7 @@ func (s *Store) ReadMany(ctx context.Context, prefix string, keys []string, each
 			}
 		}
 	}
-	errs := s.checkTags(ctx, readings)
+	errs := s.tags.checkTags(ctx, readings)
 	for j, i := range tagged {
 		if errs[j] != nil {
 			each(i, nil, errs[j])

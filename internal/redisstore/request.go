@@ -2,9 +2,12 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/internal/store"
 )
@@ -80,47 +83,25 @@ func (r *request) fate() fate {
 	return notSent
 }
 
-// do sends a request and waits for its end: until ctx ends, or the store is closed.
-func (n *node) do(ctx context.Context, q *queue, r *request) (fate, error) {
-	n.start(ctx, q, r)
-	return n.await(ctx, r)
+// orLater says of a change that was sent and not answered that it may still be carried
+// out. After an error reply nothing is to come.
+func orLater(op string, fate fate, err error) error {
+	if answered := redis.Error(nil); err == nil || fate == notSent || errors.As(err, &answered) || errors.Is(err, store.ErrRefused) || errors.Is(err, store.ErrClosed) {
+		return err
+	}
+	return &laterError{op, err}
 }
 
-// start sends a request; await waits for its end.
-func (n *node) start(ctx context.Context, q *queue, r *request) {
-	r.values, r.done = ctx, make(chan struct{})
-	switch err := store.Ended(ctx); {
-	case err != nil:
-		r.end(queued, withdrawn, fmt.Errorf("%w: %w", errEndedBefore, err))
-	case n.s.ctx.Err() != nil:
-		r.end(queued, withdrawn, store.ErrClosed)
-	case !n.breaker.allow():
-		r.end(queued, withdrawn, n.away())
-	default:
-		q.submit(r)
-	}
+// A laterError is of a change that may still be carried out. Its text is made when it is
+// asked for, as the cause of an outage may be known by then.
+type laterError struct {
+	op  string
+	err error
 }
 
-func (n *node) await(ctx context.Context, r *request) (fate, error) {
-	var ended <-chan struct{}
-	if ctx != nil {
-		ended = ctx.Done()
-	}
-	var err error
-	select {
-	case <-r.done:
-		return r.fate(), r.err
-	case <-ended:
-		err = store.Ended(ctx)
-	case <-n.s.ctx.Done():
-		err = store.ErrClosed
-	}
-	switch {
-	case r.state.CompareAndSwap(queued, withdrawn):
-		return notSent, err
-	case r.state.CompareAndSwap(sending, left):
-		return noAnswer, err
-	}
-	<-r.done // it ended at this very moment
-	return r.fate(), r.err
+func (e *laterError) Error() string {
+	return fmt.Sprintf("%v (the %s may still be carried out)", e.err, e.op)
 }
+
+// Unwrap returns the error of the change.
+func (e *laterError) Unwrap() error { return e.err }

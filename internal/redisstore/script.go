@@ -229,13 +229,13 @@ func (n *node) pipeline(ctx context.Context, pipe redis.Pipeliner, all []*invoca
 
 // call carries one script out and returns its answer. late deals with an answer that comes
 // after noAnswer was returned.
-func (s *Store) call(ctx context.Context, op string, inv invocation, late func([]reply)) (any, fate, error) {
+func (s *core) call(ctx context.Context, op string, inv invocation, late func([]reply)) (any, fate, error) {
 	n, err := s.topo.node(inv.key())
 	if err != nil {
 		return nil, notSent, err
 	}
 	r := scriptRequest(late, inv)
-	fate, err := n.do(ctx, n.scripts, r)
+	fate, err := n.scripts.do(ctx, r)
 	if fate != gotAnswer {
 		return nil, fate, err
 	}
@@ -251,7 +251,7 @@ const tryAgainWait = 10 * time.Millisecond
 
 // settled resends a script that was certainly not carried out, for most of RedisTimeout:
 // that its slot was not there in time is to be the answer, and not that the node was not.
-func (s *Store) settled(ctx context.Context, n *node, inv invocation, a reply, late func([]reply)) reply {
+func (s *core) settled(ctx context.Context, n *node, inv invocation, a reply, late func([]reply)) reply {
 	for end := time.Now().Add(s.opts.RedisTimeout * 3 / 4); notCarriedOut(a.err) && time.Now().Before(end); {
 		if redis.IsTryAgainError(a.err) && sleep(ctx, tryAgainWait) != nil {
 			break
@@ -261,13 +261,35 @@ func (s *Store) settled(ctx context.Context, n *node, inv invocation, a reply, l
 			return reply{err: err}
 		}
 		r := scriptRequest(late, inv)
-		if _, err = moved.do(ctx, moved.scripts, r); err != nil {
+		if _, err = moved.scripts.do(ctx, r); err != nil {
 			return reply{err: err}
 		}
 		a = r.scripts.replies[0]
 	}
 	return a
 }
+
+// ttlArg keeps an expiry positive: Redis refuses zero.
+func ttlArg(d time.Duration) int64 { return max(1, d.Milliseconds()) }
+
+// optional is a token as an argument: empty if there is none.
+func optional(t store.Token) any {
+	if t.IsZero() {
+		return ""
+	}
+	return t[:]
+}
+
+// flag is a truth as an argument.
+func flag(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// rides reports whether an entry rides in its wake-up, as an argument.
+func rides(entry []byte) int { return flag(len(entry) <= store.MaxMessageBody) }
 
 // isUnknownScript reports whether the server does not know the script by its digest, and
 // so has not carried it out.

@@ -6,12 +6,7 @@
 package redisstore
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -19,63 +14,24 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// Options configure a [Store]. They are the public ones, with their defaults filled in.
-type Options struct {
-	Namespace       string
-	RedisTimeout    time.Duration
-	BreakerFailures int
-	DisableLiveness bool
-	Report          func(store.Event)
-}
-
-func (o *Options) validate() error {
-	var errs []error
-	if _, err := newKeyspace(o.Namespace); err != nil {
-		errs = append(errs, err)
-	}
-	if o.RedisTimeout < time.Millisecond {
-		errs = append(errs, fmt.Errorf("cache: Options.RedisTimeout is %v, must be at least 1ms", o.RedisTimeout))
-	}
-	if o.BreakerFailures < 1 {
-		errs = append(errs, fmt.Errorf("cache: Options.BreakerFailures is %d, must be at least 1", o.BreakerFailures))
-	}
-	return errors.Join(errs...)
-}
-
 // Store is a [store.Store] on Redis. It keeps one subscribed connection to each Redis node
-// besides those of the client's pool.
+// besides those of the client's pool. Each of its parts carries out some of its methods.
 type Store struct {
-	client redis.UniversalClient
-	opts   Options
-	names  keyspace
-	minter *store.Minter
-	alive  string // this process's liveness channel
-	topo   topology
-	ledger *ledger
-	noMGET atomic.Bool // it is refused: reads do without
+	*core
+	*watches
+	*tags
+	*leases
+	*values
+	*locks
 
-	sharded  atomic.Bool // channels belong to slots: a cluster of Redis 7 or later
-	liveness liveness
-	homes    homes
-	feeds    store.Feeds
-	carried  tagTable
-
-	locking  sync.Once                // adds a hook for the commands of locks
-	callsEnd atomic.Pointer[deadline] // of the latest commands of locks
-
-	// Close sets closing first, and ends ctx when everything has been given back.
-	closing atomic.Bool
-	ctx     context.Context
-	cancel  context.CancelFunc
-	closed  chan struct{}
-
-	spawning sync.RWMutex
-	ended    bool           // nothing is spawned any more
-	work     sync.WaitGroup // the store's own goroutines
-	calls    sync.WaitGroup // those that may be stuck in the Redis client
+	closed chan struct{} // Close has ended
 }
 
-var _ store.Store = (*Store)(nil)
+var (
+	_ store.Store     = (*Store)(nil)
+	_ store.Inspector = (*Store)(nil)
+	_ store.Locks     = (*Store)(nil)
+)
 
 // Open returns a store on the client, which stays the caller's. It tries once each
 // command that it will need. A Redis that can't be reached is no error.
@@ -83,19 +39,17 @@ func Open(client redis.UniversalClient, opts Options) (*Store, error) {
 	if err := errors.Join(checkClient(client), opts.validate()); err != nil {
 		return nil, err
 	}
-	names, _ := newKeyspace(opts.Namespace)
+	c := newCore(client, opts)
+	ledger, feeds := newLedger(), &store.Feeds{}
+	w := newWatches(c, ledger, feeds)
+	t := &tags{core: c, feeds: feeds}
 	s := &Store{
-		client: client, opts: opts, names: names, minter: store.NewMinter(), ledger: newLedger(), closed: make(chan struct{}),
+		core: c, watches: w, tags: t, closed: make(chan struct{}),
+		leases: &leases{core: c, ledger: ledger, tags: t, watches: w},
+		values: &values{core: c, ledger: ledger, tags: t, feeds: feeds},
+		locks:  &locks{core: c, watches: w},
 	}
-	s.alive = names.alive(s.minter.Process())
-	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.liveness.disabled = opts.DisableLiveness
-	s.liveness.on.Store(!opts.DisableLiveness)
-	if cc, ok := client.(clusterClient); ok {
-		s.topo = newClusterTopology(s, cc)
-	} else {
-		s.topo = newSingleTopology(s)
-	}
+	c.topo = newTopology(c, w)
 	if err := s.probe(); err != nil {
 		_ = s.await()
 		return nil, err
@@ -144,99 +98,8 @@ func (s *Store) Close() error {
 		return nil
 	}
 	defer close(s.closed)
-	err := s.releaseAll(s.ledger.held())
+	err := s.releaseAll(s.leases.ledger.held())
 	s.topo.close()
-	err = errors.Join(err, s.releaseAll(s.ledger.unanswered()))
+	err = errors.Join(err, s.releaseAll(s.leases.ledger.unanswered()))
 	return errors.Join(err, s.await())
-}
-
-// ready returns an error if the context has ended or the store is closed.
-func (s *Store) ready(ctx context.Context) error {
-	if s.closing.Load() {
-		return store.ErrClosed
-	}
-	if err := store.Ended(ctx); err != nil {
-		return fmt.Errorf("%w: %w", errEndedBefore, err)
-	}
-	return nil
-}
-
-// perTimeout commands share one RedisTimeout.
-const perTimeout = 250
-
-func (s *Store) timeout(commands int) time.Duration {
-	return s.opts.RedisTimeout * time.Duration(1+max(0, commands-1)/perTimeout)
-}
-
-func (s *Store) report(e store.Event) {
-	if s.opts.Report != nil {
-		s.opts.Report(e)
-	}
-}
-
-// publish is the command by which scripts wake waiters: a string.
-func (s *Store) publish() any {
-	if s.sharded.Load() {
-		return "SPUBLISH"
-	}
-	return "PUBLISH"
-}
-
-// spawn runs f in a goroutine that Close waits for. f must end soon after s.ctx does.
-// It answers false, and does nothing, when the store has been closed.
-func (s *Store) spawn(f func()) bool { return s.spawnIn(&s.work, f) }
-
-// spawnCall is spawn for a goroutine that may be stuck in the Redis client until the
-// client's own timeouts end it. Close waits for it only for a while.
-func (s *Store) spawnCall(f func()) bool { return s.spawnIn(&s.calls, f) }
-
-func (s *Store) spawnIn(wg *sync.WaitGroup, f func()) bool {
-	s.spawning.RLock()
-	defer s.spawning.RUnlock()
-	if s.ended {
-		return false
-	}
-	wg.Go(f)
-	return true
-}
-
-// await ends the spawning of goroutines and waits for those there are.
-func (s *Store) await() error {
-	s.cancel()
-	s.spawning.Lock()
-	s.ended = true
-	s.spawning.Unlock()
-	s.work.Wait()
-	idle := make(chan struct{})
-	go func() { // ends with the last call, at the latest by the client's timeouts
-		s.calls.Wait()
-		close(idle)
-	}()
-	select {
-	case <-idle:
-		return nil
-	case <-time.After(4 * s.opts.RedisTimeout):
-		return errors.New("cache: Close: calls are still under way in the Redis client, its own timeouts will end them")
-	}
-}
-
-// A deadline ends the calls that were begun before a time.
-type deadline struct {
-	context.Context
-	last   time.Time // to begin a call
-	cancel context.CancelFunc
-}
-
-// deadline is a context that ends RedisTimeout from now, or up to a quarter of that later.
-// The calls of that time share it: a context of its own costs a call more than the rest of
-// its work in this process.
-func (s *Store) deadline() context.Context {
-	now := time.Now()
-	if d := s.callsEnd.Load(); d != nil && now.Before(d.last) {
-		return d
-	}
-	d := &deadline{last: now.Add(s.opts.RedisTimeout / 4)}
-	d.Context, d.cancel = context.WithDeadline(context.Background(), d.last.Add(s.opts.RedisTimeout)) // which ends it
-	s.callsEnd.Store(d)
-	return d
 }

@@ -31,6 +31,7 @@ import (
 // confirmed.
 type subscription struct {
 	n       *node
+	watches *watches
 	begun   atomic.Bool
 	hears   atomic.Bool // invalidations published on the node reach this process
 	wasLive atomic.Bool // once at least
@@ -82,9 +83,9 @@ type channel struct {
 	pending   int  // SUBSCRIBEs and UNSUBSCRIBEs written on this connection and not yet confirmed
 }
 
-func newSubscription(n *node) *subscription {
+func newSubscription(n *node, w *watches) *subscription {
 	u := &subscription{
-		n: n, channels: map[string]*channel{}, posted: make(chan struct{}, 1), ended: make(chan struct{}), wait: firstRedial,
+		n: n, watches: w, channels: map[string]*channel{}, posted: make(chan struct{}, 1), ended: make(chan struct{}), wait: firstRedial,
 	}
 	u.ctx, u.cancel = context.WithCancel(n.ctx)
 	return u
@@ -106,7 +107,7 @@ func (u *subscription) stop() {
 	if u.begun.Load() {
 		<-u.ended
 	}
-	if u.n.s.liveness.regain(u) && !u.n.s.closing.Load() {
+	if u.watches.liveness.regain(u) && !u.n.s.closing.Load() {
 		u.n.s.report(store.Event{Kind: store.LivenessOn, Node: u.n.addr})
 	}
 }
@@ -187,7 +188,7 @@ func (u *subscription) carryOut() {
 
 func (u *subscription) dial() {
 	u.state, u.dialedAt, u.writing, u.heard = dialing, time.Now(), time.Now(), time.Now()
-	u.conn = u.n.dial(u.n.s.alive)
+	u.conn = dial(u.n, u.n.s.alive)
 }
 
 // take acts on an event of the connection.
@@ -251,7 +252,6 @@ func (u *subscription) ping() {
 // rests reports whether no ping is due yet, as nothing depends on the connection: no wake-up
 // is waited for, no lease is held, no near cache relies on it, and the node answers.
 func (u *subscription) rests() bool {
-	s := u.n.s
 	if u.state != live || !u.trusted() || u.sight.lost != lostNothing || u.heard.Before(u.pinged) || time.Since(u.pinged) >= restsFor {
 		return false
 	}
@@ -260,7 +260,7 @@ func (u *subscription) rests() bool {
 			return false
 		}
 	}
-	return !s.feeds.Strict() && !s.ledger.holds() && !u.n.breaker.open.Load()
+	return !u.watches.feeds.Strict() && !u.watches.ledger.holds() && !u.n.breaker.open.Load()
 }
 
 // write has the connection written to. Only one write is under way at a time.
@@ -284,7 +284,7 @@ func (u *subscription) reconcile() {
 	if u.giveBack = false; giveBack {
 		u.spare = 0
 	}
-	follow := !u.followed && u.n.s.feeds.Any()
+	follow := !u.followed && u.watches.feeds.Any()
 	u.followed = u.followed || follow
 	var subscribe, unsubscribe []string
 	for name, ch := range u.channels {
@@ -313,13 +313,13 @@ func (u *subscription) reconcile() {
 				return err
 			}
 		}
-		return errors.Join(s.subscribe(ctx, ps, subscribe, true), s.subscribe(ctx, ps, unsubscribe, false))
+		return errors.Join(u.subscribe(ctx, ps, subscribe, true), u.subscribe(ctx, ps, unsubscribe, false))
 	})
 }
 
 // subscribe subscribes to or unsubscribes from channels. Sharded ones go one by one: a
 // command's channels must lie in one slot.
-func (s *Store) subscribe(ctx context.Context, ps *redis.PubSub, names []string, on bool) error {
+func (u *subscription) subscribe(ctx context.Context, ps *redis.PubSub, names []string, on bool) error {
 	all, each := ps.Unsubscribe, ps.SUnsubscribe
 	if on {
 		all, each = ps.Subscribe, ps.SSubscribe
@@ -327,7 +327,7 @@ func (s *Store) subscribe(ctx context.Context, ps *redis.PubSub, names []string,
 	if len(names) == 0 {
 		return nil
 	}
-	if !s.sharded.Load() {
+	if !u.n.s.sharded.Load() {
 		return all(ctx, names...)
 	}
 	for _, name := range names {
@@ -386,7 +386,7 @@ func (u *subscription) confirm(msg *redis.Subscription) {
 			delete(u.channels, msg.Channel)
 			return
 		}
-		u.n.s.spawn(func() { u.n.s.rehome(u) })
+		u.n.s.spawn(func() { u.watches.rehome(u) })
 	default:
 		if ch.pending = max(0, ch.pending-1); ch.pending > 0 {
 			return
@@ -426,7 +426,7 @@ func (u *subscription) bounce() {
 	}
 	u.n.s.spawn(func() {
 		if sleep(u.ctx, firstRedial) == nil {
-			u.n.s.rehome(u)
+			u.watches.rehome(u)
 		}
 	})
 }
@@ -436,7 +436,7 @@ func (u *subscription) deliver(msg *redis.Message) {
 	s := u.n.s
 	if msg.Channel == s.names.invalidations() {
 		if what, ok := parseInvalidation(msg.Payload); ok {
-			s.feeds.Forget(what)
+			u.watches.feeds.Forget(what)
 		} else {
 			s.report(store.Event{Kind: store.MessageDamaged, Node: u.n.addr, Err: errForeignMessage})
 		}
@@ -479,7 +479,7 @@ func (u *subscription) lose(why error) {
 	u.writing, u.followed, u.follows = time.Time{}, false, false
 	u.sight.seenSince, u.sight.blind = time.Time{}, false
 	u.hears.Store(false)
-	u.n.s.feeds.Down()
+	u.watches.feeds.Down()
 	for name, ch := range u.channels {
 		if ch.requested, ch.pending = false, 0; len(ch.watches) == 0 {
 			delete(u.channels, name)
@@ -501,7 +501,7 @@ func (u *subscription) lose(why error) {
 		longest = refusedRedial
 	}
 	u.wait = min(u.wait*2, longest)
-	u.n.s.spawn(func() { u.n.s.rehome(u) })
+	u.n.s.spawn(func() { u.watches.rehome(u) })
 	if u.sight.lost == lostNothing && time.Since(u.sight.unseenAt) < lookGap {
 		u.look() // even if no connection gets as far as to be confirmed
 	}

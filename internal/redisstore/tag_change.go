@@ -12,7 +12,7 @@ import (
 )
 
 // Stamp implements [store.Store]. Concurrent calls share round trips.
-func (s *Store) Stamp(ctx context.Context) (store.Stamp, error) {
+func (s *tags) Stamp(ctx context.Context) (store.Stamp, error) {
 	if err := s.ready(ctx); err != nil {
 		return store.Stamp{}, err
 	}
@@ -28,15 +28,9 @@ func (s *Store) Stamp(ctx context.Context) (store.Stamp, error) {
 	return store.Stamp{Epoch: f.Epoch, N: f.n, Taken: taken}, nil
 }
 
-// Invalidations travel with their kind in front.
-const (
-	keyChanged = "k"
-	tagChanged = "t"
-)
-
 // ChangeTags implements [store.Store]. It advances the clock, and then marks the records of
 // the tags. If its fetch has started by now, an entry has a stamp below that mark.
-func (s *Store) ChangeTags(ctx context.Context, what store.TagChange, tags []string) error {
+func (s *tags) ChangeTags(ctx context.Context, what store.TagChange, tags []string) error {
 	if err := errors.Join(s.ready(ctx), store.CheckTagSizes(tags)); err != nil {
 		return err
 	}
@@ -80,7 +74,7 @@ func (s *Store) ChangeTags(ctx context.Context, what store.TagChange, tags []str
 // runClock moves the clock of tags by as much, after raising it to at least the given
 // stamp if that is of its epoch, and notes that tags of the buckets are being changed.
 // Without a step it returns when tags of the buckets were last changed.
-func (s *Store) runClock(ctx context.Context, by int, least store.Stamp, buckets []store.Bucket) (now store.Stamp, changed []uint64, err error) {
+func (s *tags) runClock(ctx context.Context, by int, least store.Stamp, buckets []store.Bucket) (now store.Stamp, changed []uint64, err error) {
 	taken := time.Now()
 	var epoch store.Epoch
 	rand.Read(epoch[:])
@@ -112,7 +106,7 @@ func (s *Store) runClock(ctx context.Context, by int, least store.Stamp, buckets
 // raiseClock is for a clock that has gone back, in a failover: the next fetch would be
 // refused, as older than a deletion that it comes after. If it fails the next caller that
 // meets the clock tries again.
-func (s *Store) raiseClock(ctx context.Context, least store.Stamp) {
+func (s *tags) raiseClock(ctx context.Context, least store.Stamp) {
 	_, _, _ = s.runClock(ctx, 0, least, nil)
 }
 
@@ -120,7 +114,7 @@ func (s *Store) raiseClock(ctx context.Context, least store.Stamp) {
 // error of an entry that can't be: ErrInvalidated if a tag was deleted since its stamp. If
 // a tag was expired since, the entry is marked so. Entries without tags cost nothing. A
 // tag that has no record yet costs two round trips more.
-func (s *Store) tie(ctx context.Context, entries []*store.Entry) []error {
+func (s *tags) tie(ctx context.Context, entries []*store.Entry) []error {
 	errs := make([]error, len(entries))
 	var tagged []int
 	for i, e := range entries {
@@ -205,7 +199,7 @@ type unlike struct {
 }
 
 // tieOnce ties the entries of the given places.
-func (s *Store) tieOnce(ctx context.Context, entries []*store.Entry, places []int, errs []error, t tying) (met unlike) {
+func (s *tags) tieOnce(ctx context.Context, entries []*store.Entry, places []int, errs []error, t tying) (met unlike) {
 	if len(places) == 0 {
 		return met
 	}
@@ -281,7 +275,7 @@ func (s *Store) tieOnce(ctx context.Context, entries []*store.Entry, places []in
 // stampAndTie is for entries that no fetch brought: they are as of now. If the tags are
 // deleted time and again meanwhile they may be stored as they are: readers find out that
 // they are invalid.
-func (s *Store) stampAndTie(ctx context.Context, entries []*store.Entry) []error {
+func (s *tags) stampAndTie(ctx context.Context, entries []*store.Entry) []error {
 	const tries = 3
 	errs := make([]error, len(entries))
 	left := make([]int, len(entries))
@@ -313,35 +307,4 @@ func (s *Store) stampAndTie(ctx context.Context, entries []*store.Entry) []error
 		}
 	}
 	return errs
-}
-
-// An answeredCall is the answer to one of several scripts.
-type answeredCall struct {
-	value any
-	fate  fate
-	err   error // classified
-}
-
-// runAll carries scripts out: those of one node in a pipeline, the nodes side by side.
-func (s *Store) runAll(ctx context.Context, op string, calls []invocation) []answeredCall {
-	answers := make([]answeredCall, len(calls))
-	names := make([]string, len(calls))
-	for i := range calls {
-		names[i] = calls[i].key()
-	}
-	xs := s.exchange(ctx, names, nil, func(i int, err error) { answers[i].err = err }, func(n *node, places []int) (*queue, *request) {
-		return n.scripts, scriptRequest(nil, at(calls, places)...)
-	})
-	for _, x := range xs {
-		fate, err := x.n.await(ctx, x.r)
-		for j, i := range x.places {
-			if fate != gotAnswer || err != nil {
-				answers[i] = answeredCall{nil, fate, err}
-				continue
-			}
-			a := s.settled(ctx, x.n, calls[i], x.r.scripts.replies[j], nil)
-			answers[i] = answeredCall{a.value, fate, x.n.classify(op, a.err)}
-		}
-	}
-	return answers
 }

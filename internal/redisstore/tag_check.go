@@ -16,6 +16,13 @@ import (
 // that are sent after the call came that reads the entry: so a deletion that returned
 // before is seen.
 
+// tags are the records of tags and their clock.
+type tags struct {
+	*core
+	feeds   *store.Feeds
+	carried tagTable
+}
+
 // A found is the reading of a tag's record, or of the clock.
 type found struct {
 	store.TagRecord
@@ -101,7 +108,7 @@ func judge(r *store.Reading, records []found) error {
 }
 
 // recordsOf are the names of the records of tags.
-func (s *Store) recordsOf(tags []string) []string {
+func (s *tags) recordsOf(tags []string) []string {
 	names := make([]string, len(tags))
 	for i, t := range tags {
 		names[i] = s.names.tag(t)
@@ -115,7 +122,7 @@ type lookUp struct {
 	xs      []exchanged
 }
 
-func (s *Store) startLookUp(ctx context.Context, names []string) *lookUp {
+func (s *tags) startLookUp(ctx context.Context, names []string) *lookUp {
 	l := &lookUp{records: make([]found, len(names))}
 	l.xs = s.exchange(ctx, names, nil, func(i int, err error) { l.records[i].err = err }, func(n *node, places []int) (*queue, *request) {
 		return n.reads, &request{reads: &reads{records: at(names, places)}, weight: len(places)}
@@ -125,7 +132,7 @@ func (s *Store) startLookUp(ctx context.Context, names []string) *lookUp {
 
 // splitLookUp starts the lookUp of those records that are not on the given node, and
 // returns the names of those that are.
-func (s *Store) splitLookUp(ctx context.Context, n *node, names []string) (own []string, others *lookUp) {
+func (s *tags) splitLookUp(ctx context.Context, n *node, names []string) (own []string, others *lookUp) {
 	if n.single {
 		return names, nil
 	}
@@ -158,7 +165,7 @@ func (l *lookUp) hasEnded() bool {
 // await waits for the records, or for the end of ctx or of the store.
 func (l *lookUp) await(ctx context.Context) []found {
 	for _, x := range l.xs {
-		_, err := x.n.await(ctx, x.r)
+		_, err := x.await(ctx)
 		for j, i := range x.places {
 			if err != nil {
 				l.records[i].err = err
@@ -172,7 +179,7 @@ func (l *lookUp) await(ctx context.Context) []found {
 
 // checkTags checks the tags of readings that were just made. If the tags of a reading can't
 // be looked up, the reading may not be used: its error says so.
-func (s *Store) checkTags(ctx context.Context, readings []*store.Reading) []error {
+func (s *tags) checkTags(ctx context.Context, readings []*store.Reading) []error {
 	errs := make([]error, len(readings))
 	places := map[string]int{} // of the records
 	var names []string

@@ -6,6 +6,23 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
+// watches let waiters and near caches hear of changes. They know whether Redis sees that
+// this process is subscribed.
+type watches struct {
+	*core
+	ledger   *ledger
+	feeds    *store.Feeds
+	homes    homes
+	liveness liveness
+}
+
+func newWatches(c *core, ledger *ledger, feeds *store.Feeds) *watches {
+	s := &watches{core: c, ledger: ledger, feeds: feeds}
+	s.liveness.disabled = c.opts.DisableLiveness
+	s.liveness.on.Store(!c.opts.DisableLiveness)
+	return s
+}
+
 // homes knows which node's subscription serves each watch. A slot may move, and its
 // watches with it.
 type homes struct {
@@ -19,7 +36,7 @@ type home struct {
 }
 
 // Watch implements [store.Store].
-func (s *Store) Watch(key string) *store.Watch {
+func (s *watches) Watch(key string) *store.Watch {
 	channel := string(s.names.names(key).wake)
 	var w *store.Watch
 	w = store.NewWatch(func() {
@@ -46,7 +63,7 @@ func (s *Store) Watch(key string) *store.Watch {
 
 // rehome looks again which node serves each watch of u, and watches there: its slot may
 // have moved, or its master may have died.
-func (s *Store) rehome(u *subscription) {
+func (s *watches) rehome(u *subscription) {
 	s.topo.refresh()
 	s.homes.mu.Lock()
 	defer s.homes.mu.Unlock()
@@ -65,8 +82,8 @@ func (s *Store) rehome(u *subscription) {
 	u.post(func() {}) // the rest may be subscribed to again
 }
 
-// watches counts those that u serves.
-func (s *Store) watches(u *subscription) (n int) {
+// served counts the watches that u serves.
+func (s *watches) served(u *subscription) (n int) {
 	s.homes.mu.Lock()
 	defer s.homes.mu.Unlock()
 	for _, h := range s.homes.all {
@@ -78,7 +95,7 @@ func (s *Store) watches(u *subscription) (n int) {
 }
 
 // Follow implements [store.Store].
-func (s *Store) Follow(forget func(store.Invalidation)) *store.Feed {
+func (s *watches) Follow(forget func(store.Invalidation)) *store.Feed {
 	f, first := s.feeds.Open(forget)
 	if first {
 		for _, n := range s.topo.all() {
@@ -89,7 +106,7 @@ func (s *Store) Follow(forget func(store.Invalidation)) *store.Feed {
 }
 
 // checkFeeds puts the feeds up if every node's invalidations are heard.
-func (s *Store) checkFeeds() {
+func (s *watches) checkFeeds() {
 	downs := s.feeds.Downs()
 	for _, n := range s.topo.all() {
 		if !n.sub.hears.Load() {

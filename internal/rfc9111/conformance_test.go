@@ -46,7 +46,8 @@ func run[R interface{ about() rule }](t *testing.T, rows []R, check func(*testin
 	}
 }
 
-func everyRule() []tested {
+// tableRules are the rules that the tables of this package show.
+func tableRules() []tested {
 	var all []tested
 	add := func(ts []tested) { all = append(all, ts...) }
 	add(rulesOf("TestStore", storeRows))
@@ -66,9 +67,10 @@ func everyRule() []tested {
 	add(rulesOf("TestInvalidated", invalidatedRows))
 	add(rulesOf("TestParseDate", dateRows))
 	add(rulesOf("TestStatus", statusRows))
-	add(elsewhere)
 	return all
 }
+
+func everyRule() []tested { return append(tableRules(), elsewhere...) }
 
 // sections are those of docs/http.md, in order. A rule's section belongs to the
 // longest one that it begins with.
@@ -121,28 +123,61 @@ func sectionOf(number string) int {
 
 const tableBegin, tableEnd = "<!-- table: begin -->\n", "<!-- table: end -->"
 
-// conformance is the table of docs/http.md.
+// conformance is the table of docs/http.md: for each section the number of rules that each
+// table of this package shows, and the rules that other tests show.
 func conformance(t *testing.T) string {
-	bySection := map[int][]tested{}
-	for _, r := range everyRule() {
-		i := sectionOf(r.section)
-		if i < 0 {
-			t.Fatalf("section %q is not among sections", r.section)
+	bySection := func(rules []tested) map[int][]tested {
+		m := map[int][]tested{}
+		for _, r := range rules {
+			i := sectionOf(r.section)
+			if i < 0 {
+				t.Fatalf("section %q is not among sections", r.section)
+			}
+			m[i] = append(m[i], r)
 		}
-		bySection[i] = append(bySection[i], r)
+		return m
 	}
+	tables, others := bySection(tableRules()), bySection(elsewhere)
 	var b strings.Builder
+	b.WriteString("\n| section | rule | test |\n|---|---|---|\n")
 	for i, s := range sections {
-		fmt.Fprintf(&b, "\n### %s\n\n| section | rule | test | state |\n|---|---|---|---|\n", s.title)
-		for _, r := range bySection[i] {
+		fmt.Fprintf(&b, "| **%s** | %s |\n", s.title, counted(tables[i]))
+		for _, r := range others[i] {
 			_, number, _ := strings.Cut(r.section, " ")
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", number, strings.ReplaceAll(r.text, "|", `\|`), r.test, r.state)
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", number, strings.ReplaceAll(r.text, "|", `\|`), shownBy(r))
 		}
 	}
 	return b.String() + "\n"
 }
 
-func TestDocsListEveryRuleWithItsTest(t *testing.T) {
+// counted is the number of rules, and each test with its share.
+func counted(rules []tested) string {
+	if len(rules) == 0 {
+		return "|"
+	}
+	var tests []string
+	of := map[string]int{}
+	for _, r := range rules {
+		if of[r.test]++; of[r.test] == 1 {
+			tests = append(tests, r.test)
+		}
+	}
+	if len(tests) > 1 {
+		for i, test := range tests {
+			tests[i] = fmt.Sprintf("%s: %d", test, of[test])
+		}
+	}
+	return fmt.Sprintf("%d rules | %s", len(rules), strings.Join(tests, ", "))
+}
+
+func shownBy(r tested) string {
+	if r.state != kept {
+		return "*" + r.state + "*"
+	}
+	return r.test
+}
+
+func TestDocsListTheRulesWithTheirTests(t *testing.T) {
 	const file = "../../docs/http.md"
 	doc, err := os.ReadFile(file)
 	if err != nil {

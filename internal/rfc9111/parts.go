@@ -1,6 +1,7 @@
 package rfc9111
 
 import (
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -84,6 +85,40 @@ func WholeHeader(part http.Header) http.Header {
 	removeFields(h, []string{"Content-Range", "Content-Length"})
 	RemoveContentDigests(h)
 	return h
+}
+
+// CombinedHeader returns the header of a part that is combined with a stored one. Fields of the
+// part replace those that are stored, and it need not repeat the others (RFC 9110, 15.3.7).
+func CombinedHeader(stored, part http.Header) http.Header {
+	h := stored.Clone()
+	removeFields(h, []string{"Age", "Date"}) // those of the stored response
+	maps.Copy(h, part)
+	return h
+}
+
+// Rest returns the part of the representation that a stored part lacks. ok is false if the
+// part is the whole, or if it lacks bytes on both sides.
+func (p Part) Rest() (rest Part, ok bool) {
+	switch {
+	case p.IsWhole():
+	case p.First == 0:
+		return Part{p.Last + 1, p.Total - 1, p.Total}, true
+	case p.Last == p.Total-1:
+		return Part{0, p.First - 1, p.Total}, true
+	}
+	return Part{}, false
+}
+
+// AskForRest changes a request's header to ask for the rest of a stored part, or for the whole
+// if that is another one by now (RFC 9110, 13.1.5).
+func AskForRest(req http.Header, rest Part, stored http.Header) {
+	RemoveConditions(req)
+	to := ""
+	if rest.First == 0 {
+		to = strconv.FormatInt(rest.Last, 10)
+	}
+	req["Range"] = []string{"bytes=" + strconv.FormatInt(rest.First, 10) + "-" + to}
+	req["If-Range"] = []string{stored.Get("Etag")}
 }
 
 // Combines reports whether parts of two responses are of one representation (RFC 9110,

@@ -10,8 +10,8 @@ import (
 // is fresh by a lifetime that it states. secure: the request came by https.
 //
 // The function is stricter than the RFC. In a shared cache the response has to say public or
-// s-maxage, as it was made of a body that one client sent. It must not vary: the fields of a
-// POST are not those of a GET.
+// s-maxage, as it was made of a body that one client sent. It must not vary, and
+// have no content coding: the fields of a POST are not those of a GET.
 func StorePosted(req *http.Request, secure bool, resp *Response, o Options) Decision {
 	get := *req
 	get.Method = http.MethodGet
@@ -20,7 +20,7 @@ func StorePosted(req *http.Request, secure bool, resp *Response, o Options) Deci
 	switch {
 	case req.Method != http.MethodPost, resp.Status != http.StatusOK, !isContentOf(req, secure, resp.Header):
 		d.limit(Nobody, ReasonMethod)
-	case len(d.Vary) > 0:
+	case len(d.Vary) > 0, len(resp.Header["Content-Encoding"]) > 0:
 		d.limit(Nobody, ReasonVary)
 	case f.Origin != FromSMaxAge && f.Origin != FromMaxAge && f.Origin != FromExpires, f.NoCache, f.Left(f.InitialAge) <= 0:
 		d.limit(Nobody, ReasonNoFreshness)

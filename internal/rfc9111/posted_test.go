@@ -34,6 +34,7 @@ func TestStorePosted(t *testing.T) {
 		"a guessed lifetime": {"POST http://a/b", "Cache-Control: public\nLast-Modified: Thu, 01 Jan 2015 00:00:00 GMT\nContent-Location: /b", 200, rfc9111.Nobody, rfc9111.Nobody},
 		"no-cache":           {"POST http://a/b", "Cache-Control: public, no-cache, max-age=60\nETag: \"a\"\nContent-Location: /b", 200, rfc9111.Nobody, rfc9111.Nobody},
 		"Vary":               {"POST http://a/b", public + "Vary: Accept\nContent-Location: /b", 200, rfc9111.Nobody, rfc9111.Nobody},
+		"an encoding":        {"POST http://a/b", public + "Content-Encoding: br\nContent-Location: /b", 200, rfc9111.Nobody, rfc9111.Nobody},
 		"a request no-store": {"POST http://a/b\nCache-Control: no-store", public + "Content-Location: /b", 200, rfc9111.Nobody, rfc9111.Nobody},
 	} {
 		t.Run(name, func(t *testing.T) {

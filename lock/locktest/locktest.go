@@ -197,7 +197,9 @@ func keeps(t *testing.T, s *suite) {
 		t.Errorf("%v left after an Extend by %v", g.Left, long)
 	}
 	s.extend(s.a, "n", mine, short, 0, true)
-	s.await(s.b, "n")
+	if g := s.refused(s.b, "n"); g.Left != 0 && g.Left <= soon {
+		t.Errorf("%v left after an Extend by %v and one by %v", g.Left, long, short)
+	}
 }
 
 func expired(_ *testing.T, s *suite) {

@@ -52,14 +52,7 @@ func (x *exchange) answer(f *found, s rfc9111.Status) *http.Response {
 	if s.Hit || f.age >= time.Second {
 		rfc9111.SetAge(h, f.age)
 	}
-	if s.FwdStatus == http.StatusNotModified {
-		// The cookies of a 304 are for the client of its call, and in no page.
-		for _, name := range setCookies {
-			if lines := x.by304[name]; len(lines) > 0 {
-				h[name] = slices.Clone(lines)
-			}
-		}
-	}
+	x.addCookies(h, s)
 	s.AppendTo(h)
 	if rfc9111.AnswerFor(x.req, p.Stored()) == rfc9111.AnswerNotModified {
 		return x.response(http.StatusNotModified, rfc9111.NotModifiedHeader(h), nil)
@@ -67,6 +60,19 @@ func (x *exchange) answer(f *found, s rfc9111.Status) *http.Response {
 	resp := x.response(p.Status, h, p.Body)
 	resp.Trailer = p.Trailer.Clone()
 	return resp
+}
+
+// addCookies adds the cookies of the 304 that answered the exchange's call. They are for the
+// client of the call, and in no page.
+func (x *exchange) addCookies(h http.Header, s rfc9111.Status) {
+	if s.FwdStatus != http.StatusNotModified {
+		return
+	}
+	for _, name := range setCookies {
+		if lines := x.by304[name]; len(lines) > 0 {
+			h[name] = slices.Clone(lines)
+		}
+	}
 }
 
 // response makes a response with a body that does not change.

@@ -180,7 +180,11 @@ func (c *call) make() {
 	} else if s != nil {
 		stale = *s
 	}
-	r, err := c.ask(c.turn.Context(), stale)
+	var rest *part
+	if c.turn.Fill.Stale == nil {
+		rest = c.x.completable()
+	}
+	r, err := c.ask(c.turn.Context(), stale, rest)
 	switch {
 	case errors.Is(err, errDeserted):
 		c.turn.Release()
@@ -217,9 +221,9 @@ type response struct {
 	renewed        *httpcache.Page // the page that a 304 renews; nil: the status is another
 }
 
-// ask makes the call for all requests that share it, about a stored page if there is one. The
-// client's own conditions and ranges are left out.
-func (c *call) ask(ctx context.Context, stale *httpcache.Page) (*response, error) {
+// ask makes the call for all requests that share it, about a stored page if there is one, or
+// for the rest of a part. The client's own conditions and ranges are left out.
+func (c *call) ask(ctx context.Context, stale *httpcache.Page, have *part) (*response, error) {
 	x := c.x
 	req := x.own().Clone(ctx)
 	if req.Header == nil {
@@ -227,8 +231,17 @@ func (c *call) ask(ctx context.Context, stale *httpcache.Page) (*response, error
 	}
 	rfc9111.RemoveConditions(req.Header)
 	asked := stale != nil && rfc9111.SetConditions(req.Header, stale.Header)
-	if asked && (c.fwd == rfc9111.FwdURIMiss || c.fwd == rfc9111.FwdVaryMiss) {
+	missed := c.fwd
+	switch {
+	case missed != rfc9111.FwdURIMiss && missed != rfc9111.FwdVaryMiss:
+	case asked:
 		c.fwd = rfc9111.FwdStale
+	case have != nil:
+		c.fwd = rfc9111.FwdPartial
+	}
+	if have != nil {
+		rest, _ := have.is.Rest()
+		rfc9111.AskForRest(req.Header, rest, have.page.Header)
 	}
 	req.Cancel = nil //nolint:staticcheck // it is in the client's context
 	// The response's age begins when the last attempt was sent, not with the wait for a
@@ -236,9 +249,17 @@ func (c *call) ask(ctx context.Context, stale *httpcache.Page) (*response, error
 	began := time.Now()
 	// A stale response can be served instead of waiting for a budget.
 	now := stale != nil && !stale.Freshness.NeverStale && !x.control.NoCache
-	d, err := c.open(ctx, attempt{p: x.p, now: now, sent: &began}, req)
+	d, err := c.open(ctx, attempt{p: x.p, now: now, sent: &began}, req, have)
+	if errors.Is(err, errNotTheRest) {
+		_ = x.t.guard.Delete(ctx, x.partKey())
+		c.fwd = missed
+		return c.ask(ctx, stale, nil)
+	}
 	if err != nil {
 		return nil, err
+	}
+	if have != nil && d.resp.StatusCode == http.StatusOK && !rfc9111.Combines(d.resp.Header, have.page.Header) {
+		_ = x.t.guard.Delete(ctx, x.partKey()) // it is outdated
 	}
 	r := &response{d: d, began: began, arrived: time.Now()}
 	if !asked || d.resp.StatusCode != http.StatusNotModified {
@@ -246,7 +267,7 @@ func (c *call) ask(ctx context.Context, stale *httpcache.Page) (*response, error
 	}
 	if len(rfc9111.Selected(d.resp.Header, stale.Header)) == 0 {
 		d.discard() // it is about another response
-		return c.ask(ctx, nil)
+		return c.ask(ctx, nil, nil)
 	}
 	r.renewed = &httpcache.Page{Status: stale.Status, Header: rfc9111.Freshen(stale.Header, d.resp.Header, x.rules)}
 	return r, nil
@@ -254,8 +275,8 @@ func (c *call) ask(ctx context.Context, stale *httpcache.Page) (*response, error
 
 // open makes the call and returns its response when the header has come. The call ends
 // with ctx; but if ctx is a turn's, and ended because the lease is lost, not before the
-// client leaves.
-func (c *call) open(ctx context.Context, a attempt, req *http.Request) (*download, error) {
+// client leaves. The response to a request for the rest of a part is completed.
+func (c *call) open(ctx context.Context, a attempt, req *http.Request, have *part) (*download, error) {
 	if c.turn != nil {
 		a.waiters = c
 	}
@@ -270,6 +291,11 @@ func (c *call) open(ctx context.Context, a attempt, req *http.Request) (*downloa
 	})
 	resp, err := c.x.t.send(up, a, req.WithContext(up)) //nolint:bodyclose // the download closes it
 	stop()
+	if err == nil && have != nil {
+		if err = have.complete(resp); err != nil {
+			discard(resp)
+		}
+	}
 	if err != nil {
 		cancel(err)
 		return nil, err

@@ -68,6 +68,13 @@ type Options struct {
 	// Default: only the request that made the call gets it, also with a 304. A refresh in
 	// the background has no such request.
 	StoreSetCookie bool
+	// StorePost stores the response to a POST for later GETs of its URL, once its client has
+	// read it to the end. The response has status 200, states its lifetime, varies on nothing,
+	// sets no cookie, and its Content-Location is that URL (RFC 9110, 9.3.3). Without
+	// credentials, or with Shared, it says public or s-maxage. Each POST, and each
+	// invalidation, then takes more round trips. All transports of one Name have the same
+	// StorePost. Default: it is not stored.
+	StorePost bool
 	// Heuristic makes a response with Last-Modified and no lifetime fresh for a tenth of
 	// the time since, at most for a day. Default: it is validated.
 	Heuristic bool

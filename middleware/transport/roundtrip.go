@@ -91,27 +91,37 @@ func misspelled(h http.Header) bool {
 
 // pass makes a call for one request alone.
 func (t *Transport) pass(req *http.Request, p *HostPolicy, why rfc9111.Fwd, detail string) (*http.Response, error) {
-	resp, err := t.send(req.Context(), attempt{p: p}, req)
+	began, answered := time.Now(), false
+	own := t.post(req, p)
+	defer func() {
+		if !answered {
+			own.release()
+		}
+	}()
+	resp, err := t.send(req.Context(), attempt{p: p, sent: &began}, req)
 	if err != nil {
 		return nil, err
 	}
-	t.invalidate(req, p, resp)
-	return t.passed(req, resp, why, detail), nil
+	t.invalidate(req, p, resp, own.spared())
+	answered = true
+	return t.passed(req, resp, rfc9111.Status{Fwd: why, Detail: detail, Stored: own.store(req, resp, began)}), nil
 }
 
 // passed adds Cache-Status to a response that was passed on.
-func (t *Transport) passed(req *http.Request, resp *http.Response, why rfc9111.Fwd, detail string) *http.Response {
+func (t *Transport) passed(req *http.Request, resp *http.Response, s rfc9111.Status) *http.Response {
 	resp.Request = req
 	if resp.Header == nil {
 		resp.Header = http.Header{}
 	}
-	rfc9111.Status{Cache: t.opts.CacheStatus, Fwd: why, Detail: detail}.AppendTo(resp.Header)
+	s.Cache = t.opts.CacheStatus
+	s.AppendTo(resp.Header)
 	return resp
 }
 
 // invalidate deletes the stored responses that a response to an unsafe request makes
-// invalid, for the request's credentials: each set of credentials has its own cache.
-func (t *Transport) invalidate(req *http.Request, p *HostPolicy, resp *http.Response) {
+// invalid, for the request's credentials: each set of credentials has its own cache. It leaves
+// one key.
+func (t *Transport) invalidate(req *http.Request, p *HostPolicy, resp *http.Response, except string) {
 	urls := rfc9111.Invalidated(req, req.URL.Scheme == "https", resp.StatusCode, resp.Header)
 	if len(urls) == 0 {
 		return
@@ -122,7 +132,7 @@ func (t *Transport) invalidate(req *http.Request, p *HostPolicy, resp *http.Resp
 		get := req.WithContext(ctx)
 		get.Method, get.URL, get.Body = http.MethodGet, u, nil
 		get.URL.User = req.URL.User
-		_ = t.forget(get, p) // without Redis its entries are out of reach
+		_ = t.forget(get, p, except) // without Redis its entries are out of reach
 	}
 }
 
@@ -291,7 +301,7 @@ func (x *exchange) alone(at slot) (*http.Response, error) {
 	if lift && time.Since(x.came) < x.t.opts.WaitTimeout { // else it is alone because it waited for too long
 		x.t.lift(at.key)
 	}
-	return x.t.passed(x.req, resp, x.fwd, dec.detail), nil
+	return x.t.passed(x.req, resp, rfc9111.Status{Fwd: x.fwd, Detail: dec.detail}), nil
 }
 
 // headOfGet answers a HEAD from the page that is stored for GET; nil: it can't.
@@ -315,7 +325,7 @@ func (x *exchange) validate(at slot, f *found) (*http.Response, error) {
 	}
 	c := newCall(x, at, nil)
 	c.here = true
-	r, err := c.ask(x.ctx, f.page)
+	r, err := c.ask(x.ctx, f.page, nil)
 	x.fwd = c.fwd
 	if err != nil {
 		return x.failed(at, f, err)
@@ -351,7 +361,7 @@ func (x *exchange) failed(at slot, have *found, err error) (*http.Response, erro
 	}
 	status := rejectedWith(err)
 	if have != nil && mayServeInstead(have.page, have.age, x.control, err) {
-		return x.answer(have, x.status(rfc9111.Status{Fwd: rfc9111.FwdStale, FwdStatus: status, Detail: "stale-if-error", TTL: have.left()})), nil
+		return x.answer(have, x.insteadOf(have, status)), nil
 	}
 	if status != 0 {
 		return x.rejected(err, status), nil
@@ -370,26 +380,4 @@ func (x *exchange) failed(at slot, have *found, err error) (*http.Response, erro
 		err = cmp.Or(errors.Unwrap(err), err)
 	}
 	return nil, err
-}
-
-// ranges answers a request for a part of a response if the whole, or that part of it, is
-// stored and fresh. Else the request is passed on: the whole may be long.
-func (x *exchange) ranges() (*http.Response, error) {
-	f, _, ok := x.peek(slot{key: x.key})
-	if ok {
-		verdict, _ := rfc9111.MayServe(f.page.Freshness, f.age, x.control)
-		if verdict == rfc9111.ServeFresh || verdict == rfc9111.ServeStale {
-			if rfc9111.AnswerFor(x.req, f.page.Stored()) == rfc9111.AnswerRanges {
-				return x.part(f), nil
-			}
-			return x.answer(f, x.hit(f)), nil
-		}
-	}
-	if resp := x.storedPart(f); resp != nil {
-		return resp, nil
-	}
-	if x.control.OnlyIfCached {
-		return x.gatewayTimeout(), nil
-	}
-	return x.fetchPart()
 }

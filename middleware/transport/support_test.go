@@ -2,6 +2,7 @@ package transport_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -144,6 +145,33 @@ func askWith(t testing.TB, rt http.RoundTripper, method, url string, header ...s
 		t.Errorf("the request's header was changed from %v to %v", before, req.Header)
 	}
 	return answered{resp, string(body), err}
+}
+
+// askStored makes a request, for one URL after the other, until its response is stored. A
+// transport that gets a turn too late stores nothing: a busy machine is no fault. It returns the
+// URL, and resets the vendor's calls to one.
+func askStored(t testing.TB, rt http.RoundTripper, v *vendor, method string, header ...string) (url string, first answered) {
+	t.Helper()
+	for n := range 100 {
+		url := fmt.Sprint(v.URL, "/form?", n)
+		if got := askWith(t, rt, method, url, header...); strings.Contains(got.cacheStatus(), "stored") {
+			v.calls.Store(1)
+			return url, got
+		}
+	}
+	t.Fatal("no response was stored")
+	return "", answered{}
+}
+
+func purge(t testing.TB, tr *transport.Transport, url string) {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodGet, url, nil)
+	if err == nil {
+		err = tr.Purge(req)
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func wantAnswer(t testing.TB, a answered, status int, body string) {

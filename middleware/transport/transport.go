@@ -53,6 +53,7 @@ type Transport struct {
 
 	mu     sync.Mutex
 	lifted map[string]time.Time // by key: the last time of lift
+	parted map[string]bool      // the hosts of which parts were requested
 }
 
 // New returns a transport on the store. It returns all mistakes in the options, joined.
@@ -78,7 +79,7 @@ func New(store cache.Store, o Options) (*Transport, error) {
 	}
 	t := &Transport{
 		opts: o, guard: g, keys: newKeyer(&o), terms: httpcache.Terms{Keep: o.Keep, EachValidates: true},
-		notes: httpcache.NewNotes(), lifted: map[string]time.Time{}, fetchTimeout: o.FetchTimeout + wait,
+		notes: httpcache.NewNotes(), lifted: map[string]time.Time{}, parted: map[string]bool{}, fetchTimeout: o.FetchTimeout + wait,
 	}
 	if o.Shared {
 		t.apart = newPauses(t.keys)
@@ -103,13 +104,18 @@ func (t *Transport) policyFor(req *http.Request) *HostPolicy {
 // Purge deletes the responses that are stored for a GET or HEAD of the request's URL and credentials.
 // The response of a call that is under way will not be stored. Errors as of
 // [guard.Guard.Delete].
-func (t *Transport) Purge(req *http.Request) error { return t.forget(req, t.policyFor(req)) }
+func (t *Transport) Purge(req *http.Request) error { return t.forget(req, t.policyFor(req), "") }
 
-func (t *Transport) forget(req *http.Request, p *HostPolicy) error {
+// forget deletes the entries of a URL, except for one key.
+func (t *Transport) forget(req *http.Request, p *HostPolicy, except string) error {
+	methods := []string{methodPosted, methodPart, http.MethodGet, http.MethodHead} // in this order: see httpcache.BeginBeside
+	if !t.opts.StorePost {
+		methods = methods[1:]
+	}
 	var errs []error
-	for _, method := range []string{methodPart, http.MethodGet, http.MethodHead} { // in this order: see parts
+	for _, method := range methods {
 		like := *req
-		if like.Method = method; method == methodPart {
+		if like.Method = method; method == methodPart || method == methodPosted {
 			like.Method = http.MethodGet
 		}
 		custom, ok := customKey(p, &like)
@@ -121,6 +127,9 @@ func (t *Transport) forget(req *http.Request, p *HostPolicy) error {
 				continue
 			}
 			key, _ := t.keys.key(method, &like, custom, unusual)
+			if key == except {
+				continue
+			}
 			errs = append(errs, t.guard.Delete(req.Context(), key)) // the index, and so the variants
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 const (
 	lockTTL   = 3 * time.Second
+	longest   = 5 * lockTTL / 2 // of an extension
 	lockPoll  = 100 * ms
 	lockLook  = 10 * ms // between two looks at all locks
 	lockNames = 2
@@ -286,7 +287,8 @@ func (w *lockWorld) turn(l *locks.Locker, links []*link) (alive bool) {
 		time.Sleep(w.upTo(lockTTL / 3))
 		if w.chance(200) {
 			valid := k.Valid()
-			if err := k.Extend(context.Background(), lockTTL); valid == 0 && err == nil {
+			ttl := lockTTL/2 + w.upTo(longest-lockTTL/2)
+			if err := k.Extend(context.Background(), ttl); valid == 0 && err == nil {
 				w.violate("L1", "%s: the fence %d was lost, and is extended", name, k.Fence())
 			}
 		}
@@ -305,7 +307,7 @@ func (w *lockWorld) atTheEnd(t *testing.T) {
 		defer cancel()
 		k, err := l.Lock(ctx, name)
 		// A slow clock of a server, split votes, and the waiter's own poll.
-		if limit := lockTTL*11/10 + 4*lockPoll; err != nil || time.Since(began) > limit {
+		if limit := longest*11/10 + 4*lockPoll; err != nil || time.Since(began) > limit {
 			w.violate("L3", "%s: granted after %v, want %v at most: %v", name, time.Since(began), limit, err)
 		}
 		return k

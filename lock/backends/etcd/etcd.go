@@ -155,7 +155,11 @@ func (b *Backend) Extend(ctx context.Context, h lock.Hold) (bool, error) {
 		if err != nil || !v.held || v.holder != h.ID {
 			return false, err
 		}
-		lease, err := b.grantLease(ctx, h.TTL)
+		left, err := b.left(ctx, v.lease)
+		if err != nil {
+			return false, err
+		}
+		lease, err := b.grantLease(ctx, max(h.TTL, left))
 		if err != nil {
 			return false, err
 		}

@@ -151,8 +151,11 @@ func (b *Backend) fence(name string) (uint64, error) {
 	}
 }
 
-// swap replaces the lock's value if the ID holds it.
-func (b *Backend) swap(ctx context.Context, h *lock.Hold, expiration int32) (bool, error) {
+// expired is the expiration of an item that is gone at once.
+const expired = -1
+
+// swap extends the lock if the ID holds it, or ends it.
+func (b *Backend) swap(ctx context.Context, h lock.Hold, ends bool) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
@@ -163,10 +166,15 @@ func (b *Backend) swap(ctx context.Context, h *lock.Hold, expiration int32) (boo
 	if err != nil {
 		return false, unavailable(err)
 	}
-	if id, _, err := parse(item); err != nil || id != h.ID {
+	id, left, err := parse(item)
+	if err != nil || id != h.ID {
 		return false, nil
 	}
-	item.Value, item.Expiration = value(h.ID, h.TTL), expiration
+	if item.Expiration = expired; !ends {
+		h.TTL = max(h.TTL, left)
+		item.Expiration = seconds(h.TTL)
+	}
+	item.Value = value(h.ID, h.TTL)
 	err = b.client.CompareAndSwap(item)
 	if errors.Is(err, memcache.ErrCASConflict) || errors.Is(err, memcache.ErrNotStored) || errors.Is(err, memcache.ErrCacheMiss) {
 		return false, nil
@@ -176,7 +184,7 @@ func (b *Backend) swap(ctx context.Context, h *lock.Hold, expiration int32) (boo
 
 // Extend implements [lock.Backend].
 func (b *Backend) Extend(ctx context.Context, h lock.Hold) (bool, error) {
-	ok, err := b.swap(ctx, &h, seconds(h.TTL))
+	ok, err := b.swap(ctx, h, false)
 	if !ok || h.Fence == 0 {
 		return ok, err
 	}
@@ -196,7 +204,9 @@ func (b *Backend) Extend(ctx context.Context, h lock.Hold) (bool, error) {
 }
 
 // Release implements [lock.Backend].
-func (b *Backend) Release(ctx context.Context, h lock.Hold) (bool, error) { return b.swap(ctx, &h, -1) }
+func (b *Backend) Release(ctx context.Context, h lock.Hold) (bool, error) {
+	return b.swap(ctx, h, true)
+}
 
 // Inspect implements [lock.Backend].
 func (b *Backend) Inspect(ctx context.Context, name string, _ int) (s lock.State, err error) {
