@@ -134,6 +134,7 @@ func (ls *lookups) openLocked(key string) *lookup {
 // callers: without the lock, as they need it.
 func (lk *lookup) endLocked(r *store.Reading, err error) (wake chan struct{}) {
 	lk.reading, lk.err = r, err
+	lk.sent.Store(true) // also if it was refused unsent: later callers share the next one
 	lk.answered.Store(true)
 	if lk.late != nil {
 		return lk.late
@@ -271,7 +272,7 @@ func (ls *lookups) leave(lk *lookup) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	lk.callers--
-	if lk.answered.Load() && ls.of[lk.key] == lk {
+	if lk.missed && ls.of[lk.key] == lk { // a hit's callers may still be waking: see woke
 		delete(ls.of, lk.key)
 	}
 }
