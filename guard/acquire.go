@@ -171,7 +171,7 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 	if f.refusesUnguarded() {
 		return &outcome{err: unavailable(why), own: true, moment: always}
 	}
-	if o := f.fetchedMeanwhile(l.ctx, why); o != nil {
+	if o := l.fetchedMeanwhile(f, why); o != nil {
 		return o
 	}
 	leave, o := l.awaitSlot(f.abandoned)
@@ -188,6 +188,26 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 		return l.e.noSlot()
 	}
 	return nil
+}
+
+// fetchedMeanwhile is the outcome for a flight that is to fetch without a lease, if the
+// reserve has a value by now, or when the refresh that is under way has brought one.
+func (l *leader) fetchedMeanwhile(f *flight, why error) *outcome {
+	if l.e.reserve == nil || f.kind != foreground {
+		return nil
+	}
+	if refresh := l.e.flights.refreshOf(f.key); refresh != nil && refresh.reserved {
+		select {
+		case <-refresh.settled:
+		case <-l.ctx.Done():
+			return closedOutcome()
+		}
+	}
+	o := l.e.standby.outcome(f.key, anyAge, why)
+	if o != nil {
+		o.moment = l.e.sequence.Add(1)
+	}
+	return o
 }
 
 // goWithoutStore starts another leader for the flights that got no answer from the
@@ -217,7 +237,7 @@ func (l *leader) goWithoutStore(away []*flight) {
 		defer other.leaveSlot()
 		other.protect(func() {
 			other.flights = slices.DeleteFunc(other.flights, func(f *flight) bool {
-				o := f.fetchedMeanwhile(l.ctx, f.readErr)
+				o := l.fetchedMeanwhile(f, f.readErr)
 				if o != nil {
 					f.settle(o)
 				}

@@ -11,8 +11,6 @@ import (
 	"github.com/stampedeguard/stampede/internal/store"
 )
 
-// This file holds the uses of the reserve while the store does not answer, and soon after.
-
 const (
 	// recovery is for how long after an outage the values from before it stand in for
 	// entries that Redis has lost, while they are refreshed.
@@ -22,56 +20,66 @@ const (
 	reserveIdle = time.Second
 )
 
-// fromReserve is the outcome that the reserve allows while the store does not answer, which
+// A standby serves the values of a guard's reserve while the store does not answer, and soon
+// after.
+type standby struct {
+	reserve *reserve // nil: there is none, and nothing is served
+	policy  *Policy
+	packer  *packer
+	events  *reporter
+	ctx     context.Context // the guard's
+}
+
+// outcome is the one that the reserve allows while the store does not answer, which
 // is why; nil if it allows none.
-func (e *engine) fromReserve(key string, maxAge time.Duration, why error) *outcome {
-	if e.reserve == nil || maxAge == 0 || !errors.Is(why, store.ErrUnavailable) {
+func (sb *standby) outcome(key string, maxAge time.Duration, why error) *outcome {
+	if sb.reserve == nil || maxAge == 0 || !errors.Is(why, store.ErrUnavailable) {
 		return nil
 	}
-	rd := e.reserve.get(key)
+	rd := sb.reserve.get(key)
 	if rd == nil {
 		return nil
 	}
-	o := e.judgeReserved(key, rd, why)
+	o := sb.judge(key, rd, why)
 	if o == nil || maxAge > 0 && (o.entry.Age > maxAge || !o.entry.Fresh()) {
 		return nil
 	}
-	e.usesReserve(why)
+	sb.served(why)
 	return o
 }
 
-// judgeReserved is judge for a value of the reserve. A stale value may be served for as long
+// judge is engine.judge for a value of the reserve. A stale value may be served for as long
 // as it might be if a fetch had failed.
-func (e *engine) judgeReserved(key string, rd *read, why error) *outcome {
+func (sb *standby) judge(key string, rd *read, why error) *outcome {
 	waited := rd.waited()
 	r := rd.reading.Keep()
 	r.Age, r.Left = r.Age+waited, r.Left-waited
 	if r.Left <= 0 {
 		return nil
 	}
-	act := decide(r, &e.policy)
+	act := decide(r, sb.policy)
 	switch {
 	case act == notFound:
 		return &outcome{err: ErrNotFound, entry: r}
-	case act == fetch && e.policy.StaleIfError > 0 && servableIfError(r, 0) && e.maskable(&outcome{err: why}):
+	case act == fetch && sb.policy.StaleIfError > 0 && servableIfError(r, 0) && (&outcome{err: why}).maskable(sb.policy):
 		act = serveStale
 	case act == fetch || act == fetchAlone || act == fetchLocal:
 		return nil
 	}
-	value, err := e.packer.unpack(e.ctx, key, rd)
+	value, err := sb.packer.unpack(sb.ctx, key, rd)
 	if err != nil {
 		return nil
 	}
 	o := &outcome{value: value, source: FromReserve, entry: r}
-	if act == serveStale || r.Age >= dueAt(&r.Entry, e.policy.Beta) {
+	if act == serveStale || r.Age >= dueAt(&r.Entry, sb.policy.Beta) {
 		o.refresh = rd
 	}
 	return o
 }
 
-// usesReserve notes that a value of the reserve is served.
-func (e *engine) usesReserve(why error) {
-	s := e.reserve
+// served notes that a value of the reserve is served.
+func (sb *standby) served(why error) {
+	s := sb.reserve
 	now := int64(time.Since(s.began))
 	s.hits.Add(1)
 	s.lastUsed.Store(now)
@@ -82,17 +90,17 @@ func (e *engine) usesReserve(why error) {
 	}
 	if !s.inUse.Load() && s.inUse.CompareAndSwap(false, true) {
 		s.entered.Store(now)
-		e.events.report(e.ctx, cache.ReserveEntered, cache.Event{Err: why})
+		sb.events.report(sb.ctx, cache.ReserveEntered, cache.Event{Err: why})
 	}
 }
 
 // answered notes that the store has answered.
-func (e *engine) answered() {
-	s := e.reserve
+func (sb *standby) answered() {
+	s := sb.reserve
 	if s == nil {
 		return
 	}
-	if last, era := e.coherence.feed.Last(), s.era.Load(); last != era && s.era.CompareAndSwap(era, last) {
+	if last, era := s.coherence.feed.Last(), s.era.Load(); last != era && s.era.CompareAndSwap(era, last) {
 		// The subscription may come and go while a server starts.
 		if now := int64(time.Since(s.began)); now-s.changedAt.Swap(now) > int64(recovery) {
 			s.before.Store(era)
@@ -103,65 +111,26 @@ func (e *engine) answered() {
 	}
 	now := int64(time.Since(s.began))
 	if time.Duration(now-s.lastUsed.Load()) > reserveIdle && s.inUse.CompareAndSwap(true, false) {
-		e.events.report(e.ctx, cache.ReserveLeft, cache.Event{Duration: time.Duration(now - s.entered.Load())})
+		sb.events.report(sb.ctx, cache.ReserveLeft, cache.Event{Duration: time.Duration(now - s.entered.Load())})
 	}
 }
 
-// keepReserved puts the outcome of one call into the reserve, if there is one.
-func (e *engine) keepReserved(key string, t ticket, o *outcome) {
-	if e.reserve == nil || o.entry == nil || o.source == FromReserve || !o.stored && !errors.Is(o.err, ErrNotFound) {
+// keep puts the outcome of one call into the reserve, if there is one.
+func (sb *standby) keep(key string, t ticket, o *outcome) {
+	if sb.reserve == nil || o.entry == nil || o.source == FromReserve || !o.stored && !errors.Is(o.err, ErrNotFound) {
 		return
 	}
 	at := o.at
 	if at.IsZero() {
 		at = time.Now()
 	}
-	e.reserve.put(key, t, o.entry, at)
-}
-
-// keepFetched puts the outcome of a fetch that was made without a lease into the reserve, as
-// the entry; nil stands for that of the fetched value.
-func (t *turn) keepFetched(entry *store.Entry, r *fill) {
-	s := t.f.e.reserve
-	if s == nil || t.source != UnguardedFetch || r.private || entry == nil && len(r.entry.Payload) > t.f.e.policy.MaxBytes {
-		return
-	}
-	if entry == nil {
-		entry = t.entryOf(r)
-	}
-	if entry.FreshFor <= 0 {
-		return
-	}
-	kept := *entry
-	kept.Took = r.took
-	kept.Version = randomToken()
-	s.keep(t.f.key, t.ticket, &store.Reading{Entry: kept, Found: true, Left: kept.TTL}, time.Now(), true)
-}
-
-// fetchedMeanwhile is the outcome for a flight that is to fetch without a lease, if the
-// reserve has a value by now, or when the refresh that is under way has brought one.
-func (f *flight) fetchedMeanwhile(ctx context.Context, why error) *outcome {
-	if f.e.reserve == nil || f.kind != foreground {
-		return nil
-	}
-	if refresh := f.e.flights.refreshOf(f.key); refresh != nil && refresh.reserved {
-		select {
-		case <-refresh.settled:
-		case <-ctx.Done():
-			return closedOutcome()
-		}
-	}
-	o := f.e.fromReserve(f.key, anyAge, why)
-	if o != nil {
-		o.moment = f.e.sequence.Add(1)
-	}
-	return o
+	sb.reserve.put(key, t, o.entry, at)
 }
 
 // outdate drops the reserve's value of a key if a read was answered with another entry, or
 // none. Soon after an outage it does not: see recovering.
-func (e *engine) outdate(key string, r *store.Reading) {
-	if s := e.reserve; s != nil && !s.awayLately() {
+func (sb *standby) outdate(key string, r *store.Reading) {
+	if s := sb.reserve; s != nil && !s.awayLately() {
 		s.outdate(s.coherence.hash(key), key, r)
 	}
 }
@@ -169,8 +138,8 @@ func (e *engine) outdate(key string, r *store.Reading) {
 // recovering is the outcome for a key that the store has no entry of, soon after an outage:
 // the value from before it, while it is refreshed. Else all that Redis has lost would be
 // fetched at once.
-func (e *engine) recovering(key string, r *store.Reading) *outcome {
-	s := e.reserve
+func (sb *standby) recovering(key string, r *store.Reading) *outcome {
+	s := sb.reserve
 	if s == nil || r.Seen != "" || !s.awayLately() {
 		return nil
 	}
@@ -178,7 +147,7 @@ func (e *engine) recovering(key string, r *store.Reading) *outcome {
 	if v == nil || v.era < s.before.Load() || v.since.changed() {
 		return nil
 	}
-	o := e.judgeReserved(key, v.read, errLost)
+	o := sb.judge(key, v.read, errLost)
 	if o == nil || o.err != nil {
 		return nil
 	}
@@ -199,32 +168,23 @@ var errLost = fmt.Errorf("%w: it has lost the entry", store.ErrUnavailable)
 // mayRefresh reports whether a refresh of a value of the reserve would find a place.
 func (s *reserve) mayRefresh() bool { return len(s.refreshing) < cap(s.refreshing) }
 
-// takeSlot gives a leader that refreshes values of the reserve one of the slots of fetches
-// without a lease, unless all are taken. The values are served meanwhile.
-func (l *leader) takeSlot() bool {
-	s := l.e.reserve
+// takeSlot takes one of the slots of fetches without a lease for refreshes of values of the
+// reserve. It returns the function that gives the slot back; nil if all are taken.
+func (s *reserve) takeSlot(slots *slots) (leave func()) {
 	select {
 	case s.refreshing <- struct{}{}:
 	default:
-		return false
+		return nil
 	}
-	leave := l.e.slots.try()
-	if leave == nil {
+	slot := slots.try()
+	if slot == nil {
 		<-s.refreshing
-		return false
+		return nil
 	}
-	l.slot = sync.OnceFunc(func() {
-		leave()
+	return sync.OnceFunc(func() {
+		slot()
 		<-s.refreshing
 	})
-	l.ctx = context.WithValue(l.ctx, slotKey{}, l.e.slots)
-	return true
-}
-
-func (l *leader) leaveSlot() {
-	if l.slot != nil {
-		l.slot()
-	}
 }
 
 // errSilent is the error of a read that the store has not answered for so long that a value

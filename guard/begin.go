@@ -117,7 +117,7 @@ func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *
 	started := false
 	defer func() { refundUnless(&started, x) }()
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
-	ctx, o.traced = e.startFetch(ctx, []*fill{r})
+	ctx, o.traced = e.events.startFetch(ctx, []*fill{r})
 	timeout := &timedOut{e, r.key, 1}
 	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	ctx, o.frame = enter(ctx, e, keys)
@@ -165,7 +165,7 @@ func (o *openTurn) account(answer func(*fill)) {
 	if o.x != nil {
 		o.x.Settle(o.fill.cost)
 	}
-	o.e.endFetch(o.ctx, []*fill{o.fill}, time.Since(o.began), o.traced)
+	o.e.events.endFetch(o.ctx, []*fill{o.fill}, time.Since(o.began), o.traced)
 }
 
 // release ends the turn without an outcome.

@@ -53,10 +53,10 @@ type want struct {
 // resolve takes each key that was looked at and could not be served to its outcome.
 func (c *call) resolve(all []*want) {
 	c.began = time.Now()
-	c.wait = c.e.newTimer(c.e.policy.WaitTimeout)
+	c.wait = newTimer(c.e, c.e.policy.WaitTimeout)
 	defer c.wait.stop()
 	if d := c.e.policy.SoftTimeout; d > 0 && c.kind() == foreground {
-		c.soft = c.e.newTimer(d)
+		c.soft = newTimer(c.e, d)
 		defer c.soft.stop()
 	}
 	leave := func() {
@@ -73,7 +73,7 @@ func (c *call) resolve(all []*want) {
 		left = c.round(left)
 		if c.waitOver && !slices.ContainsFunc(left, func(w *want) bool { return !w.owned() }) {
 			// Only fetches of this call's own have taken so long.
-			c.wait = c.e.newTimer(c.e.policy.WaitTimeout)
+			c.wait = newTimer(c.e, c.e.policy.WaitTimeout)
 			c.waitOver = false
 		}
 	}
@@ -346,7 +346,7 @@ type timer struct {
 	timer *time.Timer // of e.timers: a new one for each call is three allocations
 }
 
-func (e *engine) newTimer(d time.Duration) timer { return timer{e: e, end: time.Now().Add(d)} }
+func newTimer(e *engine, d time.Duration) timer { return timer{e: e, end: time.Now().Add(d)} }
 
 func (t *timer) over() <-chan time.Time {
 	if t.end.IsZero() {

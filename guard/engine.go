@@ -30,6 +30,7 @@ type engine struct {
 	coherence *coherence // nil: this process keeps no values
 	near      *near      // nil: none
 	reserve   *reserve   // nil: none
+	standby   standby    // serves the reserve
 	backlog   *backlog
 
 	lookups   lookups
@@ -63,6 +64,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 	e.packer = packer{coder: c, codec: codec, policy: &e.policy, events: &e.events}
 	e.payer.policy, e.payer.events = &e.policy, &e.events
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	e.standby = standby{policy: &e.policy, packer: &e.packer, events: &e.events, ctx: e.ctx}
 	e.slots = &slots{taken: make(chan struct{}, p.MaxUnguarded), ended: e.ctx.Done()}
 	e.backlog = newBacklog(e, p.MaxQueued)
 	return e
@@ -85,6 +87,7 @@ func (e *engine) keepValues(raw bool) error {
 	}
 	if reserved {
 		e.reserve = newReserve(e.coherence, p.Reserve, raw, p.MaxUnguarded)
+		e.standby.reserve = e.reserve
 	}
 	e.coherence.near, e.coherence.reserve = e.near, e.reserve
 	e.coherence.follow(e.store, e.prefix)
@@ -139,7 +142,7 @@ func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 		}
 	}()
 	if w.lookup != nil {
-		w.rd, w.out = w.lookup.waitHedged(ctx, func(why error) *outcome { return e.fromReserve(w.key, maxAge, why) })
+		w.rd, w.out = w.lookup.waitHedged(ctx, func(why error) *outcome { return e.standby.outcome(w.key, maxAge, why) })
 	}
 	switch {
 	case w.out != nil:
@@ -160,19 +163,19 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 		return
 	}
 	if w.rd.err == nil {
-		e.answered()
+		e.standby.answered()
 		w.rd = e.unlessQueued(w.key, w.rd)
 	}
 	if w.rd.err != nil {
-		if w.out = e.fromReserve(w.key, maxAge, w.rd.err); w.out != nil {
+		if w.out = e.standby.outcome(w.key, maxAge, w.rd.err); w.out != nil {
 			return
 		}
 	}
 	w.out = e.judgeOnce(ctx, w)
 	if w.out.then != serve && w.rd.reading != nil {
-		e.outdate(w.key, w.rd.reading)
+		e.standby.outdate(w.key, w.rd.reading)
 		if maxAge == anyAge {
-			if o := e.recovering(w.key, w.rd.reading); o != nil {
+			if o := e.standby.recovering(w.key, w.rd.reading); o != nil {
 				w.out = o
 				return
 			}
@@ -251,19 +254,6 @@ func (e *engine) judge(ctx context.Context, key string, rd *read) outcome {
 	return o
 }
 
-// maskable reports whether a stale value may stand in for the outcome's error.
-func (e *engine) maskable(o *outcome) bool {
-	switch {
-	case errors.Is(o.err, ErrNotFound), o.own && errors.Is(o.err, ErrClosed):
-		return false
-	case o.late():
-		return e.policy.OnWaitTimeout != ErrorAlways
-	case errors.Is(o.err, errSoftTimeout), e.policy.StaleOn == nil:
-		return true
-	}
-	return e.policy.StaleOn(o.err)
-}
-
 // reportStale reports a stale value that is served while it is refreshed.
 func (e *engine) reportStale(ctx context.Context, key string, o *outcome) {
 	if o.source == Stale {
@@ -273,7 +263,7 @@ func (e *engine) reportStale(ctx context.Context, key string, o *outcome) {
 
 // keep puts a value into the near cache and the reserve, if there are such.
 func (e *engine) keep(key string, t ticket, o *outcome) {
-	e.keepReserved(key, t, o)
+	e.standby.keep(key, t, o)
 	if e.near != nil && o.err == nil && o.stored && o.source != Stale {
 		e.near.put(key, t, o.value, o.entry, dueAt(&o.entry.Entry, e.policy.Beta), o.at)
 	}

@@ -91,7 +91,7 @@ func (p *part) fetch() {
 		l.hand(p, turns[0], fills[0], paid)
 		return
 	}
-	fills = l.e.runFetch(p.ctx, l.fetch, fills, &p.keys, paid.expense)
+	fills = run{l.e, l.fetch, fills, &p.keys, paid.expense}.do(p.ctx)
 	p.conclude(turns, fills)
 }
 
@@ -262,24 +262,34 @@ func (p *part) takeStamp(turns []*turn, waited bool) {
 	p.stamp, p.stampErr = l.e.store.Stamp(l.ctx)
 }
 
-// runFetch calls the fetch on a goroutine of its own, so that a fetch that hangs,
+// A run is one call of the fetch, by a leader or by a caller for itself.
+type run struct {
+	e     *engine
+	fetch fetchFunc
+	fills []*fill
+	keys  *fetchKeys
+	x     Expense // nil: there is no budget
+}
+
+// do calls the fetch on a goroutine of its own, so that a fetch that hangs,
 // panics or exits its goroutine does not take the flights along. It returns at
 // FetchTimeout or when ctx ends, whether the fetch heeds its context or not. The expense
 // is settled when the fetch ends, which may be long after it was given up.
-func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense) []*fill {
+func (u run) do(ctx context.Context) []*fill {
+	e, fills := u.e, u.fills
 	timeout := &timedOut{e, fills[0].key, len(fills)}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	defer cancel()
 	called := false
-	defer func() { refundUnless(&called, x) }()
-	ctx, trace := e.startFetch(ctx, fills)
+	defer func() { refundUnless(&called, u.x) }()
+	ctx, trace := e.events.startFetch(ctx, fills)
 	start := time.Now()
 	called = true
 	done, ok := e.dones.Get().(chan struct{})
 	if !ok {
 		done = make(chan struct{}, 1)
 	}
-	go e.callFetch(ctx, fetch, fills, keys, x, done)
+	go u.call(ctx, done)
 	select {
 	case <-done:
 		e.dones.Put(done)
@@ -294,7 +304,7 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 			r.err = timeout // the fetch heeded its context
 		}
 	}
-	e.endFetch(ctx, fills, time.Since(start), trace)
+	e.events.endFetch(ctx, fills, time.Since(start), trace)
 	return fills
 }
 
@@ -311,10 +321,10 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	return all
 }
 
-// callFetch calls the user's fetch and encodes its values. It tells done also after a
+// call calls the user's fetch and encodes its values. It tells done also after a
 // panic or Goexit.
-func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense, done chan<- struct{}) {
-	ctx, frame := enter(ctx, e, keys)
+func (u run) call(ctx context.Context, done chan<- struct{}) {
+	ctx, frame := enter(ctx, u.e, u.keys)
 	returned := false
 	defer func() {
 		frame.ended.Store(true)
@@ -323,23 +333,23 @@ func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, 
 			if p := recover(); p != nil {
 				err = &PanicError{Value: p, Stack: debug.Stack()}
 			}
-			for _, r := range fills {
+			for _, r := range u.fills {
 				r.value, r.entry, r.err = nil, nil, err
 			}
 		}
 		done <- struct{}{}
-		if x != nil {
+		if u.x != nil {
 			cost := 0
-			for _, r := range fills {
+			for _, r := range u.fills {
 				cost += r.cost
 			}
-			x.Settle(cost)
+			u.x.Settle(cost)
 		}
 	}()
 	pprof.SetGoroutineLabels(ctx)
-	fetch(ctx, fills)
-	for _, r := range fills {
-		e.complete(r)
+	u.fetch(ctx, u.fills)
+	for _, r := range u.fills {
+		u.e.complete(r)
 	}
 	returned = true
 }

@@ -3,10 +3,13 @@ package guard
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
+	"time"
 
 	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // maskOne returns an outcome with the entry that the call has read in place of an error,
@@ -14,7 +17,7 @@ import (
 // after the caller came, so no sharing rule is needed.
 func (c *call) maskOne(w *want, o *outcome) *outcome {
 	e := c.e
-	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !e.maskable(o) {
+	if o.err == nil || e.policy.StaleIfError == 0 || c.ctx.Err() != nil || !o.maskable(&e.policy) {
 		return o
 	}
 	if w.rd == nil {
@@ -46,7 +49,7 @@ func (c *call) mask(all []*want) {
 		}
 	}
 	if len(failed) > 1 {
-		maskable := slices.DeleteFunc(unread(failed), func(w *want) bool { return !e.maskable(w.out) })
+		maskable := slices.DeleteFunc(unread(failed), func(w *want) bool { return !w.out.maskable(&e.policy) })
 		if e.policy.StaleIfError > 0 && c.ctx.Err() == nil {
 			c.read(maskable)
 		}
@@ -77,6 +80,43 @@ func (c *call) finish(all []*want) {
 		e.keep(w.key, w.ticket, w.out)
 	}
 	c.refresh(stale)
+}
+
+// reportWaits reports the keys of the call for which it waited for another's fetch.
+func (c *call) reportWaits(all []*want) {
+	if len(c.e.events.to) == 0 {
+		return
+	}
+	took, count := time.Since(c.began), len(all)
+	for _, w := range all {
+		if w.f == nil || w.out.turn != nil {
+			continue
+		}
+		if outcome := c.waitOutcome(w); outcome != "" {
+			c.e.events.report(c.ctx, cache.CallWaited, cache.Event{
+				Key: w.key, Duration: took, Outcome: outcome, Err: w.out.err, Trace: w.f.knownTrace(), Count: count,
+			})
+			count = 0
+		}
+	}
+}
+
+// waitOutcome is how a call's wait for another's fetch ended; empty: it did not wait for
+// one, as it made the fetch itself.
+func (c *call) waitOutcome(w *want) string {
+	switch {
+	case w.owned() && w.f.waiting.Load():
+		return telemetry.OutcomeTakeover
+	case w.owned():
+		return ""
+	case c.ctx.Err() != nil:
+		return telemetry.OutcomeCanceled
+	case w.out.late(), c.softOver && w.out.source == Stale:
+		return telemetry.OutcomeTimeout
+	case w.out.err != nil && !errors.Is(w.out.err, ErrNotFound):
+		return telemetry.OutcomeFailure
+	}
+	return telemetry.OutcomeValue
 }
 
 // refresh starts a background flight for each key that has none.
@@ -198,7 +238,7 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 			continue
 		default:
 			fills[0].cost = paid.cost
-			fills = e.runFetch(ctx, c.fetch, fills, &fetchKeys{fetch: index, now: n}, paid.expense)
+			fills = run{e, c.fetch, fills, &fetchKeys{fetch: index, now: n}, paid.expense}.do(ctx)
 		}
 		for i, r := range fills {
 			some[i].out = &outcome{value: r.value, err: r.err, source: source}

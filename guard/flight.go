@@ -101,6 +101,13 @@ const (
 	callerRuns        // the caller has stopped waiting
 )
 
+// start makes the turn of the flight, which has had none.
+func (f *flight) start(lease *store.Lease, source Source) *turn {
+	t := &f.turn
+	t.f, t.lease, t.source = f, lease, source
+	return t
+}
+
 // claimFetch makes the flight run the fetch. It returns false if the first caller does:
 // the flight must not fetch then, and its callers retry.
 func (f *flight) claimFetch() bool {
@@ -245,7 +252,7 @@ func (f *flight) refusesUnguarded() bool {
 // the budget is exhausted.
 func (f *flight) livesOnStale() bool {
 	return f.kind != forced && f.e.policy.StaleIfError > 0 &&
-		servableIfError(f.known.found(), f.known.waited()) && f.e.maskable(&outcome{err: &ExhaustedError{}})
+		servableIfError(f.known.found(), f.known.waited()) && (&outcome{err: &ExhaustedError{}}).maskable(&f.e.policy)
 }
 
 // nothingToRenew is the error of a fetch that answered ErrNotModified, which is why, and

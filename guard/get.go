@@ -210,7 +210,7 @@ func (g *Guard[V]) Peek(ctx context.Context, key string) (Result[V], error) {
 	if e.reserve != nil {
 		t = e.coherence.ticket(key)
 	}
-	rd, o := e.lookups.readHedged(ctx, key, func(why error) *outcome { return e.fromReserve(key, anyAge, why) })
+	rd, o := e.lookups.readHedged(ctx, key, func(why error) *outcome { return e.standby.outcome(key, anyAge, why) })
 	if o != nil {
 		return g.resultOf(o)
 	}
@@ -228,7 +228,7 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 	var failed []error
 	var of []string
 	at, tickets := time.Now(), g.engine.coherence.manyTickets(keys)
-	g.engine.readHedged(ctx, keys, anyAge, g.engine.readMany, func(i int, r *store.Reading, err error, o *outcome) {
+	g.engine.lookups.readManyHedged(ctx, keys, anyAge, g.engine.readMany, func(i int, r *store.Reading, err error, o *outcome) {
 		result, err := g.peekedMany(ctx, keys[i], tickets.of(i), keep(r, err, at), o)
 		switch {
 		case err == nil:
@@ -243,7 +243,7 @@ func (g *Guard[V]) PeekMany(ctx context.Context, keys []string) (map[string]Resu
 // peekedMany is peeked, but for a key of the reserve if the store did not answer.
 func (g *Guard[V]) peekedMany(ctx context.Context, key string, t ticket, rd *read, reserved *outcome) (Result[V], error) {
 	if reserved == nil && rd.err != nil {
-		reserved = g.engine.fromReserve(key, anyAge, rd.err)
+		reserved = g.engine.standby.outcome(key, anyAge, rd.err)
 	}
 	if reserved != nil {
 		return g.resultOf(reserved)
@@ -259,7 +259,7 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, t ticket, rd *read) (
 	if rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
-	e.answered()
+	e.standby.answered()
 	if rd = e.unlessQueued(key, rd); rd.err != nil {
 		return Result[V]{}, unavailable(rd.err)
 	}
@@ -268,7 +268,7 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, t ticket, rd *read) (
 		return Result[V]{}, ErrNotFound
 	}
 	if rd.found() == nil {
-		e.outdate(key, r)
+		e.standby.outdate(key, r)
 		return Result[V]{}, ErrMiss
 	}
 	value, err := e.packer.unpack(ctx, key, rd)
@@ -279,6 +279,6 @@ func (g *Guard[V]) peeked(ctx context.Context, key string, t ticket, rd *read) (
 	if !r.Fresh() {
 		o.source = Stale
 	}
-	e.keepReserved(key, t, o)
+	e.standby.keep(key, t, o)
 	return g.resultOf(o)
 }

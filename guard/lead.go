@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -199,6 +200,22 @@ func (l *leader) runAlone(f *flight) {
 	l.pursue(f, a)
 }
 
+// takeSlot takes a slot for a leader that refreshes values of the reserve. It returns false
+// if there is none: the values are served meanwhile.
+func (l *leader) takeSlot() bool {
+	if l.slot = l.e.reserve.takeSlot(l.e.slots); l.slot == nil {
+		return false
+	}
+	l.ctx = context.WithValue(l.ctx, slotKey{}, l.e.slots)
+	return true
+}
+
+func (l *leader) leaveSlot() {
+	if l.slot != nil {
+		l.slot()
+	}
+}
+
 // pursue takes a flight from the answer to its acquire to its outcome.
 func (l *leader) pursue(f *flight, a store.Answer) {
 	for {
@@ -212,6 +229,42 @@ func (l *leader) pursue(f *flight, a store.Answer) {
 			return
 		}
 		a = l.acquire(l.flights)[0]
+	}
+}
+
+// settle gives the leases back and ends the flights.
+func (l *leader) settle(ends []ending) {
+	back := slices.Grow(l.back[:0], len(ends))
+	for i := range ends {
+		t := ends[i].t
+		t.settled = true
+		if ends[i].back.Lease = t.lease; t.lease != nil {
+			if trace := t.f.trace.Load(); trace != nil && !trace.IsZero() && !ends[i].back.Releases() {
+				ends[i].back.Trace = trace[:]
+			}
+			back = append(back, ends[i].back)
+		}
+	}
+	var done []store.Returned
+	if len(back) > 0 {
+		done = l.e.store.Return(l.endless, back)
+	}
+	var refused []store.Return
+	for i, d := range done {
+		if errors.Is(d.Err, store.ErrRefused) && (back[i].Entry != nil || back[i].Failed) {
+			// The server is full, say: it takes the lease back all the same.
+			refused = append(refused, store.Return{Lease: back[i].Lease})
+		}
+	}
+	if len(refused) > 0 {
+		l.e.store.Return(l.endless, refused)
+	}
+	for i := range ends {
+		if ends[i].t.lease != nil {
+			ends[i].returned(done[0])
+			done = done[1:]
+		}
+		ends[i].t.f.settle(ends[i].out)
 	}
 }
 

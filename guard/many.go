@@ -34,10 +34,10 @@ func (c *call) lookMany(keys []string, has func(key string) bool, serve func(key
 		c.number = e.sequence.Add(1) // before the read, as in engine.get
 	}
 	at, hits := time.Now(), 0
-	e.readHedged(c.ctx, keys, c.maxAge, c.readUnjoined, func(i int, r *store.Reading, err error, reserved *outcome) {
+	e.lookups.readManyHedged(c.ctx, keys, c.maxAge, c.readUnjoined, func(i int, r *store.Reading, err error, reserved *outcome) {
 		if value := c.fresh(r, decode); value != nil {
 			if hits++; hits == 1 {
-				e.answered()
+				e.standby.answered()
 			}
 			serve(keys[i], value, r)
 			t := tickets.of(i)
@@ -119,9 +119,10 @@ func (c *call) resolveMany(left []*want, serve func(*want)) error {
 // A readFunc reads keys, and lends each the reading.
 type readFunc func(ctx context.Context, keys []string, each func(i int, r *store.Reading, err error))
 
-// readHedged reads keys. If the store is silent for some time, keys that the reserve has are
+// readManyHedged reads keys. If the store is silent for some time, keys that the reserve has are
 // given to each with an outcome from there instead, and the others are read to the end.
-func (e *engine) readHedged(ctx context.Context, keys []string, maxAge time.Duration, read readFunc, each func(i int, r *store.Reading, err error, reserved *outcome)) {
+func (ls *lookups) readManyHedged(ctx context.Context, keys []string, maxAge time.Duration, read readFunc, each func(i int, r *store.Reading, err error, reserved *outcome)) {
+	e := ls.e
 	if e.reserve == nil || maxAge == 0 {
 		read(ctx, keys, func(i int, r *store.Reading, err error) { each(i, r, err, nil) })
 		return
@@ -146,7 +147,7 @@ func (e *engine) readHedged(ctx context.Context, keys []string, maxAge time.Dura
 	read(hedged, keys, func(i int, r *store.Reading, err error) {
 		if !errors.Is(err, errSilent) {
 			each(i, r, err, nil)
-		} else if o := e.fromReserve(keys[i], maxAge, err); o != nil {
+		} else if o := e.standby.outcome(keys[i], maxAge, err); o != nil {
 			each(i, nil, err, o)
 		} else {
 			places = append(places, i)

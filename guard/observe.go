@@ -69,39 +69,39 @@ func (r *reporter) complete(kind cache.EventKind, ev *cache.Event) {
 
 // startFetch reports the start of a fetch. It returns the context that the fetch runs
 // with, and the function that ends its trace; nil: there is none.
-func (e *engine) startFetch(ctx context.Context, fills []*fill) (_ context.Context, ended func(cache.Event)) {
-	if t := e.events.tracer; t != nil {
+func (r *reporter) startFetch(ctx context.Context, fills []*fill) (_ context.Context, ended func(cache.Event)) {
+	if t := r.tracer; t != nil {
 		ev := fills[0].event()
-		e.events.complete(cache.FetchStarted, &ev)
+		r.complete(cache.FetchStarted, &ev)
 		ev.Count = len(fills)
 		var trace cache.TraceContext
 		if ctx, trace, ended = t.StartFetch(ctx, ev); !trace.IsZero() {
-			for _, r := range fills {
-				if r.flight != nil {
-					r.flight.trace.Store(&trace)
+			for _, f := range fills {
+				if f.flight != nil {
+					f.flight.trace.Store(&trace)
 				}
 			}
 		}
 	}
-	for _, r := range fills {
-		e.events.report(ctx, cache.FetchStarted, r.event())
+	for _, f := range fills {
+		r.report(ctx, cache.FetchStarted, f.event())
 	}
-	e.events.fetching.Add(1)
+	r.fetching.Add(1)
 	return ctx, ended
 }
 
 // endFetch reports the end of a fetch that startFetch has begun: with the fills that the
 // fetch has answered, or the ones that replace them.
-func (e *engine) endFetch(ctx context.Context, fills []*fill, took time.Duration, ended func(cache.Event)) {
-	e.events.fetching.Add(-1)
-	for i, r := range fills {
-		r.took = took
-		ev := r.event()
-		ev.Duration, ev.Err, ev.Outcome = took, r.err, r.outcome()
-		kind := endOfFetch(r.err)
-		e.events.report(ctx, kind, ev)
+func (r *reporter) endFetch(ctx context.Context, fills []*fill, took time.Duration, ended func(cache.Event)) {
+	r.fetching.Add(-1)
+	for i, f := range fills {
+		f.took = took
+		ev := f.event()
+		ev.Duration, ev.Err, ev.Outcome = took, f.err, f.outcome()
+		kind := endOfFetch(f.err)
+		r.report(ctx, kind, ev)
 		if i == 0 && ended != nil {
-			e.events.complete(kind, &ev)
+			r.complete(kind, &ev)
 			ended(ev)
 		}
 	}
@@ -133,6 +133,19 @@ func (r *fill) outcome() string {
 	return telemetry.OutcomeValue
 }
 
+// endOfFetch is the kind of event that a fetch ends with.
+func endOfFetch(err error) cache.EventKind {
+	switch {
+	case err == nil:
+		return cache.FetchDone
+	case errors.Is(err, ErrNotFound):
+		return cache.FetchNotFound
+	case errors.Is(err, ErrNotModified):
+		return cache.FetchNotModified
+	}
+	return cache.FetchFailed
+}
+
 // triggerFor is why a flight of that kind fetches. rd is the entry that is to be
 // refreshed.
 func triggerFor(kind flightKind, rd *read) string {
@@ -145,43 +158,6 @@ func triggerFor(kind flightKind, rd *read) string {
 		return telemetry.TriggerEarly
 	}
 	return telemetry.TriggerStale
-}
-
-// reportWaits reports the keys of the call for which it waited for another's fetch.
-func (c *call) reportWaits(all []*want) {
-	if len(c.e.events.to) == 0 {
-		return
-	}
-	took, count := time.Since(c.began), len(all)
-	for _, w := range all {
-		if w.f == nil || w.out.turn != nil {
-			continue
-		}
-		if outcome := c.waitOutcome(w); outcome != "" {
-			c.e.events.report(c.ctx, cache.CallWaited, cache.Event{
-				Key: w.key, Duration: took, Outcome: outcome, Err: w.out.err, Trace: w.f.knownTrace(), Count: count,
-			})
-			count = 0
-		}
-	}
-}
-
-// waitOutcome is how a call's wait for another's fetch ended; empty: it did not wait for
-// one, as it made the fetch itself.
-func (c *call) waitOutcome(w *want) string {
-	switch {
-	case w.owned() && w.f.waiting.Load():
-		return telemetry.OutcomeTakeover
-	case w.owned():
-		return ""
-	case c.ctx.Err() != nil:
-		return telemetry.OutcomeCanceled
-	case w.out.late(), c.softOver && w.out.source == Stale:
-		return telemetry.OutcomeTimeout
-	case w.out.err != nil && !errors.Is(w.out.err, ErrNotFound):
-		return telemetry.OutcomeFailure
-	}
-	return telemetry.OutcomeValue
 }
 
 // age is that of the outcome's entry.
@@ -223,6 +199,9 @@ func (r *reporter) quote(key string) string {
 	}
 	return strconv.Quote(cutKey(key))
 }
+
+// maxKeyText bounds a key in logs and errors: any bytes are a key, a whole URL say.
+const maxKeyText = 200
 
 func cutKey(key string) string {
 	if len(key) > maxKeyText {

@@ -60,6 +60,19 @@ func (o *outcome) forCaller(number uint64, first bool) *outcome {
 // late reports whether the caller has waited for WaitTimeout.
 func (o *outcome) late() bool { return o.own && errors.Is(o.err, ErrWaitTimeout) }
 
+// maskable reports whether a stale value may stand in for the outcome's error.
+func (o *outcome) maskable(p *Policy) bool {
+	switch {
+	case errors.Is(o.err, ErrNotFound), o.own && errors.Is(o.err, ErrClosed):
+		return false
+	case o.late():
+		return p.OnWaitTimeout != ErrorAlways
+	case errors.Is(o.err, errSoftTimeout), p.StaleOn == nil:
+		return true
+	}
+	return p.StaleOn(o.err)
+}
+
 // always is the moment of outcomes that say nothing of the value.
 const always = ^uint64(0)
 

@@ -2,7 +2,6 @@ package guard
 
 import (
 	"errors"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -26,13 +25,6 @@ type turn struct {
 
 	fill fill    // the memory of the fetch's
 	out  outcome // and of that of its value
-}
-
-// start makes the turn of the flight, which has had none.
-func (f *flight) start(lease *store.Lease, source Source) *turn {
-	t := &f.turn
-	t.f, t.lease, t.source = f, lease, source
-	return t
 }
 
 // drop is called when no caller can use the turn's result any more. A fetch is cancelled
@@ -80,42 +72,6 @@ type ending struct {
 	tagged bool   // the value carries tags, stored or not
 }
 
-// settle gives the leases back and ends the flights.
-func (l *leader) settle(ends []ending) {
-	back := slices.Grow(l.back[:0], len(ends))
-	for i := range ends {
-		t := ends[i].t
-		t.settled = true
-		if ends[i].back.Lease = t.lease; t.lease != nil {
-			if trace := t.f.trace.Load(); trace != nil && !trace.IsZero() && !ends[i].back.Releases() {
-				ends[i].back.Trace = trace[:]
-			}
-			back = append(back, ends[i].back)
-		}
-	}
-	var done []store.Returned
-	if len(back) > 0 {
-		done = l.e.store.Return(l.endless, back)
-	}
-	var refused []store.Return
-	for i, d := range done {
-		if errors.Is(d.Err, store.ErrRefused) && (back[i].Entry != nil || back[i].Failed) {
-			// The server is full, say: it takes the lease back all the same.
-			refused = append(refused, store.Return{Lease: back[i].Lease})
-		}
-	}
-	if len(refused) > 0 {
-		l.e.store.Return(l.endless, refused)
-	}
-	for i := range ends {
-		if ends[i].t.lease != nil {
-			ends[i].returned(done[0])
-			done = done[1:]
-		}
-		ends[i].t.f.settle(ends[i].out)
-	}
-}
-
 // returned completes the outcome with the answer to giving the lease back.
 func (end *ending) returned(done store.Returned) {
 	o, entry, f := end.out, end.back.Entry, end.t.f
@@ -143,7 +99,7 @@ func (end *ending) returned(done store.Returned) {
 	}
 	if entry.Kind == store.Value {
 		o.entry = &store.Reading{Entry: *entry, Found: true, Left: entry.TTL}
-		f.e.keepReserved(f.key, end.t.ticket, o) // also of a refresh, or a Turn, that no caller waits for
+		f.e.standby.keep(f.key, end.t.ticket, o) // also of a refresh, or a Turn, that no caller waits for
 	}
 }
 
@@ -219,6 +175,25 @@ func (end *ending) store(entry *store.Entry, r *fill, o *outcome) {
 	}
 }
 
+// keepFetched puts the outcome of a fetch that was made without a lease into the reserve, as
+// the entry; nil stands for that of the fetched value.
+func (t *turn) keepFetched(entry *store.Entry, r *fill) {
+	s := t.f.e.reserve
+	if s == nil || t.source != UnguardedFetch || r.private || entry == nil && len(r.entry.Payload) > t.f.e.policy.MaxBytes {
+		return
+	}
+	if entry == nil {
+		entry = t.entryOf(r)
+	}
+	if entry.FreshFor <= 0 {
+		return
+	}
+	kept := *entry
+	kept.Took = r.took
+	kept.Version = randomToken()
+	s.keep(t.f.key, t.ticket, &store.Reading{Entry: kept, Found: true, Left: kept.TTL}, time.Now(), true)
+}
+
 // renew stores the stale value for another TTL, with the tags that it has, as the
 // upstream said that it is good. A value that is private from now on is not stored.
 func (end *ending) renew(r *fill) {
@@ -266,7 +241,7 @@ func (end *ending) fail(cause error) {
 	if r, waited := f.known.found(), f.known.waited(); r != nil && !asked && e.policy.ErrorPause != Off &&
 		(servableIfError(r, waited) || f.kind == background && r.Fresh()) {
 		// It ends with the entry that callers live on meanwhile.
-		pause = min(errorPause(&e.policy, t.lease.Failures), livedOn(r, waited, e.maskable(end.out), &e.policy))
+		pause = min(errorPause(&e.policy, t.lease.Failures), livedOn(r, waited, end.out.maskable(&e.policy), &e.policy))
 	}
 	pause = min(pause, store.MaxTTL)
 	end.back = store.Return{

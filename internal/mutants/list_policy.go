@@ -25,7 +25,7 @@ func policyMutants() []Mutant {
 		in("guard", "no value is refreshed early", "	if beta <= 0 || e.Took <= 0 {", "	if true {", Test("guard", "TestHotKeyIsRefreshedBeforeItExpires")),
 		in("guard", "a slow fetch's value is refreshed at once", "min(gap, float64(e.FreshFor)/2)", "min(gap, float64(e.FreshFor))", Test("guard", "TestEarlyRefreshIsDrawnOncePerVersion")),
 		in("guard", "pauses do not double", "		pause *= 2\n", "", Test("guard", "TestErrorPauseDoublesFleetWide")),
-		in("guard", "a pause outlasts the value that callers live on", "pause = min(errorPause(&e.policy, t.lease.Failures), livedOn(r, waited, e.maskable(end.out), &e.policy))", "pause = errorPause(&e.policy, t.lease.Failures)", Test("guard", "TestErrorPauseEndsWithTheStaleValue")),
+		in("guard", "a pause outlasts the value that callers live on", "pause = min(errorPause(&e.policy, t.lease.Failures), livedOn(r, waited, end.out.maskable(&e.policy), &e.policy))", "pause = errorPause(&e.policy, t.lease.Failures)", Test("guard", "TestErrorPauseEndsWithTheStaleValue")),
 		in("guard", "a refresh that failed is tried again at once", "		_ = sleep(f.by.ctx, holdOff)\n", "", Test("guard", "TestFailedRefreshIsHeldOffWithoutAPause")),
 		in("guard", "a grant that comes after Close is kept", "			l.e.store.Return(l.endless, []store.Return{{Lease: a.Lease}})\n", "", Test("guard", "TestGrantThatComesAfterCloseIsReturned")),
 		in("guard", "Close does not wait for leases to be given back", "	e.flights.wg.Wait()\n", "", Test("guard", "TestCloseReturnsWhenItsLeasesAreReleased")),
