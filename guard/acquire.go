@@ -48,18 +48,18 @@ func (l *leader) acquire(fs []*flight) []store.Answer {
 	l.beginStamp(fs)
 	// With several parts, the last fetch starts when those before it have ended.
 	parts := time.Duration((len(fs) + l.e.policy.MaxBatch - 1) / l.e.policy.MaxBatch)
-	requests := make([]store.Request, len(fs))
+	l.requests = slices.Grow(l.requests[:0], len(fs))[:len(fs)]
 	moment, sent := l.e.sequence.Add(1), time.Now()
 	for i, f := range fs {
 		f.moment, f.sent = moment, sent
 		f.request.Suspect = f.suspect()
-		r := &requests[i]
+		r := &l.requests[i]
 		*r = f.request
-		r.Brief = f.heldMoment == 0 // it asks again when it is subscribed to the wake-ups
+		r.Brief = !f.looked // it asks again when it is subscribed to the wake-ups, and looks later
 		r.RenewFor = min(r.RenewFor, store.MaxTTL/parts) * parts
 		r.Window += r.RenewFor - f.request.RenewFor
 	}
-	return l.e.store.Acquire(l.ctx, requests)
+	return l.e.store.Acquire(l.ctx, l.requests)
 }
 
 // acquireUnread is acquire for a key that has not been read, as it was expected to be
@@ -84,7 +84,7 @@ func (l *leader) acquireUnread(f *flight) store.Answer {
 		}
 		return store.Answer{Verdict: store.HasEntry, Reading: rd.reading}
 	case a.Err == nil && a.Verdict == store.Granted:
-		f.lend(&read{reading: &store.Reading{}, at: f.sent})
+		f.lendNone()
 	}
 	return a
 }
@@ -114,7 +114,7 @@ func (l *leader) readForced() {
 func (l *leader) take(f *flight, a store.Answer) *outcome {
 	if o := l.e.endedFor(l.ctx, a.Err); o != nil {
 		if a.Verdict == store.Granted {
-			l.e.store.Return(context.WithoutCancel(l.ctx), []store.Return{{Lease: a.Lease}})
+			l.e.store.Return(l.endless, []store.Return{{Lease: a.Lease}})
 		}
 		return closedOutcome()
 	}
@@ -144,7 +144,7 @@ func (l *leader) take(f *flight, a store.Answer) *outcome {
 func (l *leader) grant(f *flight, lease *store.Lease) {
 	l.e.events.granted(lease.TakenOver)
 	f.attempt.Store(int32(lease.Attempt))
-	l.turns = append(l.turns, &turn{f: f, lease: lease, source: Fetched})
+	l.turns = append(l.turns, f.start(lease, Fetched))
 }
 
 // releaseTaken drops the turn of a flight if its first caller runs the fetch itself. The
@@ -159,7 +159,7 @@ func (l *leader) releaseTaken() {
 		return true
 	})
 	if len(ends) > 0 {
-		l.e.settle(l.ctx, ends)
+		l.settle(ends)
 	}
 }
 
@@ -196,10 +196,10 @@ func (l *leader) goWithoutStore(away []*flight) {
 	if len(away) == 0 {
 		return
 	}
-	other := *l
-	other.flights, other.turns, other.stamping = nil, nil, nil
+	other := l.another(nil)
+	other.slot = l.slot
 	for _, f := range away {
-		f.by = &other
+		f.by = other
 		switch {
 		case errors.Is(f.readErr, store.ErrClosed):
 			f.settle(closedOutcome())
@@ -264,7 +264,9 @@ func (l *leader) goUnguarded(f *flight, leave func(), why error) bool {
 	if !f.claimFetch() {
 		return false
 	}
-	l.turns = append(l.turns, &turn{f: f, source: UnguardedFetch, leave: leave})
+	t := f.start(nil, UnguardedFetch)
+	t.leave = leave
+	l.turns = append(l.turns, t)
 	l.e.events.report(l.ctx, cache.Unguarded, cache.Event{Key: f.key, Err: why})
 	return true
 }

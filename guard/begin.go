@@ -2,9 +2,10 @@ package guard
 
 import (
 	"context"
-	"runtime/pprof"
 	"sync"
 	"time"
+
+	"github.com/stampedeguard/stampede/cache"
 )
 
 // A Turn is the right to fetch one key, for a caller that fetches in steps of its own
@@ -96,15 +97,15 @@ func turnOf[V any](t *openTurn) *Turn[V] { return &Turn[V]{fillOf[V](t.fill), t}
 
 // An openTurn is a Turn without its type.
 type openTurn struct {
-	e        *engine
-	part     *part // nil: it is for one caller alone
-	turn     *turn // nil: as part
-	fill     *fill
-	ctx      context.Context
-	began    time.Time
-	frame    *frame
-	reported func(fills []*fill, took time.Duration) // reports the end
-	x        Expense                                 // nil: there is no budget
+	e      *engine
+	part   *part // nil: it is for one caller alone
+	turn   *turn // nil: as part
+	fill   *fill
+	ctx    context.Context
+	began  time.Time
+	frame  *frame
+	traced func(cache.Event) // ends the trace; nil: there is none
+	x      Expense           // nil: there is no budget
 
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc
@@ -116,11 +117,10 @@ func startTurn(ctx context.Context, e *engine, p *part, t *turn, r *fill, keys *
 	started := false
 	defer func() { refundUnless(&started, x) }()
 	o := &openTurn{e: e, part: p, turn: t, fill: r, began: time.Now(), x: x}
-	ctx, o.reported = e.startFetch(ctx, []*fill{r})
+	ctx, o.traced = e.startFetch(ctx, []*fill{r})
 	timeout := &timedOut{e, r.key, 1}
 	ctx, stop := context.WithTimeoutCause(ctx, e.policy.FetchTimeout, timeout)
 	ctx, o.frame = enter(ctx, e, keys)
-	ctx = pprof.WithLabels(ctx, e.labels)
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
 	closed := context.AfterFunc(e.ctx, func() { o.cancel(context.Cause(e.ctx)) }) // a lone turn's ctx is its caller's
 	context.AfterFunc(o.ctx, func() {
@@ -165,7 +165,7 @@ func (o *openTurn) account(answer func(*fill)) {
 	if o.x != nil {
 		o.x.Settle(o.fill.cost)
 	}
-	o.reported([]*fill{o.fill}, time.Since(o.began))
+	o.e.endFetch(o.ctx, []*fill{o.fill}, time.Since(o.began), o.traced)
 }
 
 // release ends the turn without an outcome.

@@ -29,6 +29,10 @@ type call struct {
 	soft     timer     // SoftTimeout
 	waitOver bool
 	softOver bool
+
+	// The memory of a call for one key.
+	only want
+	list [1]*want
 }
 
 // A want is one key of a call.
@@ -49,10 +53,10 @@ type want struct {
 // resolve takes each key that was looked at and could not be served to its outcome.
 func (c *call) resolve(all []*want) {
 	c.began = time.Now()
-	c.wait = newTimer(c.e.policy.WaitTimeout)
+	c.wait = c.e.newTimer(c.e.policy.WaitTimeout)
 	defer c.wait.stop()
 	if d := c.e.policy.SoftTimeout; d > 0 && c.kind() == foreground {
-		c.soft = newTimer(d)
+		c.soft = c.e.newTimer(d)
 		defer c.soft.stop()
 	}
 	leave := func() {
@@ -69,7 +73,7 @@ func (c *call) resolve(all []*want) {
 		left = c.round(left)
 		if c.waitOver && !slices.ContainsFunc(left, func(w *want) bool { return !w.owned() }) {
 			// Only fetches of this call's own have taken so long.
-			c.wait = newTimer(c.e.policy.WaitTimeout)
+			c.wait = c.e.newTimer(c.e.policy.WaitTimeout)
 			c.waitOver = false
 		}
 	}
@@ -139,25 +143,36 @@ func (c *call) round(ws []*want) []*want {
 	return which(ws, fetch)
 }
 
-// which are the keys with one of the actions next.
-func which(ws []*want, next ...action) (some []*want) {
-	for _, w := range ws {
-		if slices.Contains(next, w.out.then) {
+// filter returns the keys for which keep is true. They are only to be read: they may be ws
+// itself.
+func filter(ws []*want, keep func(*want) bool) []*want {
+	first := slices.IndexFunc(ws, func(w *want) bool { return !keep(w) })
+	if first < 0 {
+		return ws
+	}
+	some := slices.Clone(ws[:first])
+	for _, w := range ws[first+1:] {
+		if keep(w) {
 			some = append(some, w)
 		}
 	}
 	return some
 }
 
+// which are the keys with one of the actions next.
+func which(ws []*want, next ...action) []*want {
+	return filter(ws, func(w *want) bool { return slices.Contains(next, w.out.then) })
+}
+
 // outside returns the keys that can be waited for. A fetch that asks for its own key
 // is told so instead.
 func (c *call) outside(ws []*want) []*want {
-	return slices.DeleteFunc(ws, func(w *want) bool {
+	return filter(ws, func(w *want) bool {
 		if !within(c.ctx, c.e, w.key) {
-			return false
+			return true
 		}
 		w.out = reentrant(c.e, w.key)
-		return true
+		return false
 	})
 }
 
@@ -172,11 +187,7 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	}
 	for _, w := range ws {
 		w.f, w.result, w.first = c.e.flights.join(kind, w.key, number, func() *flight {
-			f := l.open(kind, w.key, number, w.rd)
-			if f.solo = solo; !solo {
-				f.next = make(chan store.Answer, 1)
-			}
-			return f
+			return l.open(kind, w.key, number, w.rd, solo)
 		})
 		c.leaveLookup(w)
 	}
@@ -212,8 +223,7 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 // the call is made from; nil: there is none. To wait for a flight that waits for that fetch
 // would have no end.
 func (c *call) enterWaits(inner *frame, ws []*want, number uint64) []*want {
-	joined := make([]*want, 0, len(ws))
-	for _, w := range ws {
+	return filter(ws, func(w *want) bool {
 		switch {
 		case w.f == nil:
 			w.out = closedOutcome()
@@ -221,10 +231,10 @@ func (c *call) enterWaits(inner *frame, ws []*want, number uint64) []*want {
 			w.out = deadlocked(c.e, w.key)
 			c.e.flights.leave(w.f, number)
 		default:
-			joined = append(joined, w)
+			return true
 		}
-	}
-	return joined
+		return false
+	})
 }
 
 // leaveWaits ends the waits of the fetch that the call is made from; nil: there is none.
@@ -329,29 +339,36 @@ func (c *call) waitedTooLong(key string) *outcome {
 	return &outcome{err: fmt.Errorf("%w (%v) for %s", ErrWaitTimeout, c.e.policy.WaitTimeout, c.e.events.quote(key)), own: true}
 }
 
-// A timer is one that is made when it is first waited for. The zero timer never ends.
+// A timer is one that is set when it is first waited for. The zero timer never ends.
 type timer struct {
+	e     *engine
 	end   time.Time
-	timer *time.Timer
+	timer *time.Timer // of e.timers: a new one for each call is three allocations
 }
 
-func newTimer(d time.Duration) timer { return timer{end: time.Now().Add(d)} }
+func (e *engine) newTimer(d time.Duration) timer { return timer{e: e, end: time.Now().Add(d)} }
 
 func (t *timer) over() <-chan time.Time {
 	if t.end.IsZero() {
 		return nil
 	}
 	if t.timer == nil {
-		t.timer = time.NewTimer(time.Until(t.end))
+		left := time.Until(t.end)
+		if t.timer, _ = t.e.timers.Get().(*time.Timer); t.timer == nil {
+			t.timer = time.NewTimer(left)
+		} else {
+			t.timer.Reset(left)
+		}
 	}
 	return t.timer.C
 }
 
 func (t *timer) stop() {
 	t.end = time.Time{}
-	if t.timer != nil {
-		t.timer.Stop()
+	if t.timer != nil && t.timer.Stop() {
+		t.e.timers.Put(t.timer)
 	}
+	t.timer = nil
 }
 
 // newLeader returns a leader without flights.
@@ -361,5 +378,9 @@ func (c *call) newLeader(kind flightKind) *leader {
 		// No caller waits for it, and so neither does the fetch that it was started from.
 		values = apart(values)
 	}
-	return &leader{e: c.e, ctx: &flightContext{c.e.ctx, values}, caller: c.ctx, fetch: c.fetch, told: c.told, paid: c.paid}
+	// They are no part of the leader: a fetch may keep its context for long.
+	contexts := [2]flightContext{{c.e.ctx, values}, {context.Background(), values}}
+	l := &leader{e: c.e, ctx: &contexts[0], endless: &contexts[1], caller: c.ctx, fetch: c.fetch, told: c.told, paid: c.paid}
+	l.flights, l.requests, l.turns = l.flight[:0], l.request[:0], l.turn[:0]
+	return l
 }

@@ -56,8 +56,8 @@ func entryFor(e *engine, op, key string, value any, tags []string) (*store.Entry
 	if err := checkTags(tags); err != nil {
 		return nil, fmt.Errorf("guard: %s: %w", op, err)
 	}
-	entry, err := e.packer.pack(value)
-	if err != nil {
+	entry := &store.Entry{}
+	if err := e.packer.pack(entry, value); err != nil {
 		return nil, err
 	}
 	if n := len(entry.Payload); n > e.policy.MaxBytes {

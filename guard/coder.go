@@ -105,19 +105,19 @@ type packer struct {
 }
 
 // pack makes the entry of a value.
-func (p *packer) pack(value any) (*store.Entry, error) {
+func (p *packer) pack(entry *store.Entry, value any) error {
 	payload, err := p.encode(value)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	entry := &store.Entry{Kind: store.Value, Codec: p.codec.ID(), Payload: payload}
+	*entry = store.Entry{Kind: store.Value, Codec: p.codec.ID(), Payload: payload}
 	if len(payload) <= p.policy.MaxBytes && p.policy.CompressAbove > 0 && len(payload) > p.policy.CompressAbove {
 		if packed := compress(payload); len(packed) < len(payload) {
 			entry.Payload = packed
 			entry.Flags |= store.FlagCompressed
 		}
 	}
-	return entry, nil
+	return nil
 }
 
 // encode turns a codec's panic into an error: it may be the user's.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/pprof"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,15 +16,16 @@ import (
 
 // An engine is a Guard without its type: values are *V in an any.
 type engine struct {
-	store  store.Store
-	name   string
-	prefix string // of the user's keys as the store knows them: no two guards share a key
-	policy Policy
-	packer packer
-	tags   tagger
-	payer  payer
-	events reporter
-	labels pprof.LabelSet // of the goroutines of fetches
+	store   store.Store
+	name    string
+	prefix  string // of the user's keys as the store knows them: no two guards share a key
+	policy  Policy
+	packer  packer
+	tags    tagger
+	payer   payer
+	events  reporter
+	labels  pprof.LabelSet  // of the goroutines of fetches
+	labeled context.Context // has them
 
 	coherence *coherence // nil: this process keeps no values
 	near      *near      // nil: none
@@ -34,7 +36,9 @@ type engine struct {
 	flights   *flights
 	sequence  atomic.Uint64 // numbers callers and commands of this process: clocks can tie
 	foresight foresight
-	slots     *slots // of fetches without a lease
+	slots     *slots    // of fetches without a lease
+	timers    sync.Pool // of *time.Timer that are stopped
+	dones     sync.Pool // of the channels of fetches; they are empty
 
 	detach  func()          // removes the guard from its observers
 	ctx     context.Context // ends with Close
@@ -49,6 +53,7 @@ func newEngine(s store.Store, name string, p Policy, c coder, codec cache.Codec)
 		detach:  func() {},
 		flights: newFlights(),
 	}
+	e.labeled = pprof.WithLabels(context.Background(), e.labels)
 	e.events.init(name, &e.policy)
 	if b, ok := p.Budget.(interface{ Name() string }); ok {
 		e.payer.name = b.Name()
@@ -114,10 +119,11 @@ func (e *engine) get(ctx context.Context, key string, maxAge time.Duration, slow
 		}
 		return w.out
 	}
-	c, slowly := slow(), w // w itself would be allocated for hits, too
-	c.e, c.ctx, c.maxAge, c.number = e, ctx, maxAge, number
-	c.resolve([]*want{&slowly})
-	return slowly.out
+	c := slow()
+	c.e, c.ctx, c.maxAge, c.number, c.only = e, ctx, maxAge, number, w // w itself would be allocated for hits, too
+	c.list[0] = &c.only
+	c.resolve(c.list[:])
+	return c.only.out
 }
 
 // look sets the outcome that a read alone allows.
@@ -138,7 +144,7 @@ func (e *engine) look(ctx context.Context, maxAge time.Duration, w *want) {
 	switch {
 	case w.out != nil:
 	case w.rd == nil:
-		w.out = &outcome{then: fetch}
+		w.out = toFetch
 	default:
 		if w.rd.err != nil || w.rd.reading.Seen != "" {
 			e.foresight.met(true) // a flight reports an absent key, once for all its callers
@@ -173,7 +179,7 @@ func (e *engine) judgeFor(ctx context.Context, maxAge time.Duration, w *want) {
 		}
 	}
 	if o := w.out; o.then == serve && maxAge != anyAge && (maxAge == 0 || o.entry.Age > maxAge) {
-		w.out = &outcome{then: fetch}
+		w.out = toFetch
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"runtime/pprof"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,10 @@ type part struct {
 
 	stamp    store.Stamp // from before the fetch
 	stampErr error       // why there is none
+
+	// The memory of one.
+	fills [1]*fill
+	ends  [1]ending
 }
 
 // fetchTurns fetches the keys of the leader's turns and settles them, MaxBatch keys at
@@ -40,17 +45,22 @@ func (l *leader) fetchTurns() {
 		defer leave()
 		l.ctx = context.WithValue(l.ctx, slotKey{}, l.e.slots)
 	}
-	index := map[string]int{}
-	var parts []*part
+	var index map[string]int
+	if len(l.turns) > 1 {
+		index = make(map[string]int, len(l.turns))
+	}
+	parts := make([]*part, 0, 1)
 	for turns := range slices.Chunk(l.turns, l.e.policy.MaxBatch) {
 		p := &part{l: l, turns: turns}
 		p.ctx, p.cancel = context.WithCancelCause(l.ctx)
 		p.wanted.Store(int32(len(turns)))
 		for _, t := range turns {
 			t.part = p
-			index[t.f.key] = len(parts)
+			if index != nil {
+				index[t.f.key] = len(parts)
+			}
 		}
-		p.keys = fetchKeys{fetch: index, now: len(parts), flights: flightsOf(l.turns[len(parts)*l.e.policy.MaxBatch:])}
+		p.keys = fetchKeys{first: l.turns[0].f.key, fetch: index, now: len(parts), turns: l.turns[len(parts)*l.e.policy.MaxBatch:]}
 		parts = append(parts, p)
 	}
 	for _, t := range l.turns {
@@ -59,21 +69,15 @@ func (l *leader) fetchTurns() {
 			t.lease.OnLost(t.lost)
 		}
 	}
-	for _, p := range parts {
-		defer p.cancel(nil) // also if an Observer panics
-	}
+	defer func() { // also if an Observer panics
+		for _, p := range parts {
+			p.cancel(nil)
+		}
+	}()
 	for _, p := range parts {
 		p.fetch()
 		p.cancel(nil)
 	}
-}
-
-func flightsOf(turns []*turn) []*flight {
-	all := make([]*flight, len(turns))
-	for i, t := range turns {
-		all[i] = t.f
-	}
-	return all
 }
 
 // fetch pays for one fetch, makes it, and settles its turns.
@@ -115,9 +119,9 @@ func (p *part) prepare() (turns []*turn, fills []*fill, paid payment) {
 	if l.told {
 		p.recheck(turns)
 	}
-	fills = make([]*fill, len(turns))
-	for i, t := range turns {
-		fills[i] = t.newFill(l.told)
+	fills = slices.Grow(p.fills[:0], len(turns))
+	for _, t := range turns {
+		fills = append(fills, t.newFill(l.told))
 		t.start = e.flights.startFetch(t.f)
 		if e.reserve != nil {
 			t.ticket = e.coherence.ticket(t.f.key)
@@ -133,11 +137,11 @@ func (p *part) conclude(turns []*turn, fills []*fill) {
 	if !p.l.told {
 		p.addStale(turns, fills)
 	}
-	ends := make([]ending, len(turns))
+	ends := slices.Grow(p.ends[:0], len(turns))
 	for i, t := range turns {
-		ends[i] = t.endSafely(fills[i])
+		ends = append(ends, t.endSafely(fills[i]))
 	}
-	p.l.e.settle(p.l.ctx, ends)
+	p.l.settle(ends)
 }
 
 // endSafely is ending, and costs only this key its outcome if StaleOn, say, panics.
@@ -165,7 +169,7 @@ func (p *part) stillWanted(turns []*turn) []*turn {
 	if len(ends) == 0 {
 		return turns
 	}
-	p.l.e.settle(p.l.ctx, ends)
+	p.l.settle(ends)
 	return slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return t.settled })
 }
 
@@ -182,7 +186,8 @@ func (p *part) deserted() bool {
 // newFill presets the terms of a fetch.
 func (t *turn) newFill(told bool) *fill {
 	f, e := t.f, t.f.e
-	r := e.newFill(f.key)
+	r := &t.fill
+	*r = e.newFill(f.key)
 	r.trigger, r.flight = f.trigger, f
 	if t.lease != nil {
 		r.attempt, r.token, r.lease = t.lease.Attempt, t.lease.Token, t.lease
@@ -195,8 +200,8 @@ func (t *turn) newFill(told bool) *fill {
 	return r
 }
 
-func (e *engine) newFill(key string) *fill {
-	return &fill{
+func (e *engine) newFill(key string) fill {
+	return fill{
 		key: key, attempt: 1, trigger: telemetry.TriggerMiss,
 		ttl: e.policy.TTL, staleFor: e.policy.Stale, tags: e.tags.own,
 	}
@@ -267,13 +272,17 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 	defer cancel()
 	called := false
 	defer func() { refundUnless(&called, x) }()
-	ctx, ended := e.startFetch(ctx, fills)
+	ctx, trace := e.startFetch(ctx, fills)
 	start := time.Now()
 	called = true
-	done := make(chan struct{})
+	done, ok := e.dones.Get().(chan struct{})
+	if !ok {
+		done = make(chan struct{}, 1)
+	}
 	go e.callFetch(ctx, fetch, fills, keys, x, done)
 	select {
 	case <-done:
+		e.dones.Put(done)
 	case <-ctx.Done():
 		fills = e.givenUp(fills, context.Cause(ctx))
 	}
@@ -285,7 +294,7 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 			r.err = timeout // the fetch heeded its context
 		}
 	}
-	ended(fills, time.Since(start))
+	e.endFetch(ctx, fills, time.Since(start), trace)
 	return fills
 }
 
@@ -293,7 +302,8 @@ func (e *engine) runFetch(ctx context.Context, fetch fetchFunc, fills []*fill, k
 func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	all := make([]*fill, len(fills))
 	for i, r := range fills {
-		all[i] = e.newFill(r.key)
+		again := e.newFill(r.key)
+		all[i] = &again
 		all[i].attempt, all[i].token, all[i].lease = r.attempt, r.token, r.lease
 		all[i].trigger, all[i].flight = r.trigger, r.flight
 		all[i].err = err
@@ -301,7 +311,7 @@ func (e *engine) givenUp(fills []*fill, err error) []*fill {
 	return all
 }
 
-// callFetch calls the user's fetch and encodes its values. It closes done also after a
+// callFetch calls the user's fetch and encodes its values. It tells done also after a
 // panic or Goexit.
 func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, keys *fetchKeys, x Expense, done chan<- struct{}) {
 	ctx, frame := enter(ctx, e, keys)
@@ -317,7 +327,7 @@ func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, 
 				r.value, r.entry, r.err = nil, nil, err
 			}
 		}
-		close(done)
+		done <- struct{}{}
 		if x != nil {
 			cost := 0
 			for _, r := range fills {
@@ -326,7 +336,8 @@ func (e *engine) callFetch(ctx context.Context, fetch fetchFunc, fills []*fill, 
 			x.Settle(cost)
 		}
 	}()
-	fetch(e.labelled(ctx), fills)
+	pprof.SetGoroutineLabels(ctx)
+	fetch(ctx, fills)
 	for _, r := range fills {
 		e.complete(r)
 	}
@@ -365,7 +376,9 @@ func (e *engine) complete(r *fill) {
 		}
 	}
 	if r.err == nil && !r.private {
-		r.entry, r.err = e.packer.pack(r.value)
+		if r.err = e.packer.pack(&r.packed, r.value); r.err == nil {
+			r.entry = &r.packed
+		}
 	}
 }
 

@@ -150,6 +150,8 @@ type fill struct {
 	err   error
 	entry *store.Entry // of the value; nil: it is private, or there is none
 	took  time.Duration
+
+	packed store.Entry // the memory of entry
 }
 
 // Source says where a value came from.

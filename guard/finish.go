@@ -94,11 +94,7 @@ func (c *call) refresh(ws []*want) {
 	var joined []*flight
 	for _, w := range ws {
 		f, _, first := e.flights.join(background, w.key, 0, func() *flight {
-			f := l.open(background, w.key, 0, w.out.refresh)
-			if f.solo = solo; !solo {
-				f.next = make(chan store.Answer, 1)
-			}
-			return f
+			return l.open(background, w.key, 0, w.out.refresh, solo)
 		})
 		if first {
 			e.events.refreshes.Add(1)
@@ -183,8 +179,9 @@ func (c *call) fetchOwn(ws []*want, source Source, preset func(*want, *fill)) {
 		ws = ws[len(some):]
 		fills := make([]*fill, len(some))
 		for i, w := range some {
-			fills[i] = e.newFill(w.key)
-			fills[i].token = randomToken()
+			r := e.newFill(w.key)
+			r.token = randomToken()
+			fills[i] = &r
 			preset(w, fills[i])
 		}
 		var paid payment

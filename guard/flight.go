@@ -27,11 +27,13 @@ type flight struct {
 	solo     bool // the leader runs it on the flight's own goroutine
 
 	// Ends. The goroutine that runs the flight writes out, then closes settled.
-	settled chan struct{}
+	settled chan struct{} // nil: only that goroutine needs to know
 	out     *outcome
+	others  outcome           // the memory of out.others
 	next    chan store.Answer // the answer that a flight of several goes on from
-	moved   chan struct{}     // closed when the flight is superseded or its goroutine exits
-	gone    chan struct{}     // moved, for callers that stay with a superseded flight
+	run     func() (any, error)
+	moved   chan struct{} // closed when the flight is superseded or its goroutine exits
+	gone    chan struct{} // moved, for callers that stay with a superseded flight
 
 	preview   *preview      // written before previewed is closed
 	previewed chan struct{} // closed by Turn.Preview; nil: the leader gives no turn
@@ -55,9 +57,13 @@ type flight struct {
 	attempt  atomic.Int32                       // of the lease, here
 
 	// Knowledge of the key. Only the goroutine that runs the flight uses the rest.
-	readErr     error  // of the first caller's read
-	known       *read  // the last one with an answer; nil: there was none
-	knownMoment uint64 // when its command was sent
+	readErr     error    // of the first caller's read
+	known       *read    // the last one with an answer; nil: there was none
+	knownMoment uint64   // when its command was sent
+	none        struct { // the memory of one that found nothing
+		read
+		fallback
+	}
 
 	// The search for the lease.
 	request    store.Request
@@ -68,6 +74,8 @@ type flight struct {
 	unseen     uint64    // when the last command was sent that did not show the stored entry of now
 	unwatched  time.Time // when the holder first looked unwatched; zero: it does not
 	suspicious bool      // the last answer was "quarantined"
+
+	turn turn // at most one
 
 	// The wait for the holder.
 	watch     *store.Watch
@@ -148,16 +156,28 @@ func (f *flight) finish() {
 
 // settle sets the outcome. The first call counts.
 func (f *flight) settle(o *outcome) {
-	select {
-	case <-f.settled:
-	default:
-		f.out = o.share()
+	if f.out != nil {
+		return
+	}
+	f.out = o.share(&f.others)
+	if f.settled != nil {
 		close(f.settled)
 	}
 }
 
 // lend offers the last read to callers that have read nothing.
 func (f *flight) lend(rd *read) { f.fallback.Store(&fallback{rd, f.moment}) }
+
+// lendNone is lend for an answer that there is no entry.
+func (f *flight) lendNone() {
+	n := &f.none
+	n.reading, n.at = noEntry, f.sent
+	n.fallback = fallback{&n.read, f.moment}
+	f.fallback.Store(&n.fallback)
+}
+
+// noEntry is only to be read.
+var noEntry = &store.Reading{}
 
 // borrow takes the flight's fallback for a caller that has read nothing.
 func (f *flight) borrow(number uint64, rd *read) *read {

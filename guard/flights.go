@@ -64,15 +64,17 @@ func (fs *flights) join(kind flightKind, key string, number uint64, open func() 
 	}
 	f.count(number, 1)
 	f.latest = max(f.latest, number)
-	result = fs.groups[kind].DoChan(key, func() (any, error) {
-		defer fs.wg.Done()
-		exited := true
-		defer func() { fs.end(f, exited) }()
-		f.fly()
-		exited = false
-		return f.out, nil
-	})
-	return f, result, first
+	return f, fs.groups[kind].DoChan(key, f.run), first
+}
+
+// run takes a flight to its outcome.
+func (fs *flights) run(f *flight) (any, error) {
+	defer fs.wg.Done()
+	exited := true
+	defer func() { fs.end(f, exited) }()
+	f.fly()
+	exited = false
+	return f.out, nil
 }
 
 // has reports whether the key has a flight of that kind.

@@ -15,6 +15,7 @@ import (
 type leader struct {
 	e        *engine
 	ctx      context.Context // ends with the guard; has the values of the caller's context
+	endless  context.Context // has these values and does not end
 	caller   context.Context // the call's own
 	fetch    fetchFunc
 	told     bool            // the fetch is told the last value
@@ -22,17 +23,25 @@ type leader struct {
 	offer    *offer          // instead of fetch: the caller that fetches; nil: none
 	refresh  func(*openTurn) // instead of fetch: refreshes in the background; nil: none
 	flights  []*flight
+	requests []store.Request
 	turns    []*turn   // granted, in the order of the flights
 	slot     func()    // gives back the slot of a leader that refreshes values of the reserve; nil: it has none
 	stamping *stamping // the clock of tags, read beside the first acquire; nil: not
+
+	// The memory of these, if there is one flight.
+	flight  [1]*flight
+	request [1]store.Request
+	turn    [1]*turn
+	back    [1]store.Return
 }
 
-// open makes a flight that the leader runs. rd is the read of its first caller.
-func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *flight {
+// open makes a flight that the leader runs, with others unless it is solo. rd is the read of
+// its first caller.
+func (l *leader) open(kind flightKind, key string, number uint64, rd *read, solo bool) *flight {
 	p := &l.e.policy
 	f := &flight{
 		e: l.e, key: key, kind: kind, by: l, first: number, began: time.Now(), trigger: triggerFor(kind, rd),
-		settled: make(chan struct{}), moved: make(chan struct{}),
+		solo: solo, moved: make(chan struct{}),
 		// The first caller shares its read with no other caller; later reads are shared.
 		knownMoment: number + 1, unseen: number + 1,
 		request: store.Request{
@@ -40,9 +49,16 @@ func (l *leader) open(kind flightKind, key string, number uint64, rd *read) *fli
 			MaxAttempts: max(p.MaxAttempts, 0), Window: p.Quarantine,
 		},
 	}
+	if !solo {
+		f.next = make(chan store.Answer, 1)
+	}
+	if !solo || l.offer != nil || kind == background {
+		f.settled = make(chan struct{})
+	}
 	if l.offer != nil {
 		f.previewed = make(chan struct{})
 	}
+	f.run = func() (any, error) { return f.e.flights.run(f) }
 	if rd != nil {
 		f.reserved = rd.reserved
 		f.know(rd)
@@ -75,7 +91,7 @@ func (l *leader) protect(do func()) {
 		for _, t := range l.turns {
 			back = t.giveBack(back)
 		}
-		l.e.store.Return(context.WithoutCancel(l.ctx), back)
+		l.e.store.Return(l.endless, back)
 		for _, f := range l.flights {
 			if f.by == l {
 				f.settle(o)
@@ -88,19 +104,25 @@ func (l *leader) protect(do func()) {
 
 // part makes a flight go on by itself.
 func (l *leader) part(f *flight) {
-	own := *l
-	own.flights, own.turns, own.stamping, own.slot = []*flight{f}, nil, nil, nil
+	own := l.another([]*flight{f})
 	if l.slot != nil {
 		own.ctx = context.WithValue(l.ctx, slotKey{}, nil)
 	}
-	f.by = &own
+	f.by = own
+}
+
+// another is a leader of other flights, with no slot.
+func (l *leader) another(fs []*flight) *leader {
+	other := *l
+	other.flights, other.turns, other.requests, other.stamping, other.slot = fs, nil, nil, nil, nil
+	return &other
 }
 
 // run takes several flights as far as they go together.
 func (l *leader) run() {
 	if l.flights[0].kind == local {
 		for _, f := range l.flights {
-			l.turns = append(l.turns, &turn{f: f, source: Fetched})
+			l.turns = append(l.turns, f.start(nil, Fetched))
 		}
 		l.fetchTurns()
 		return
@@ -144,7 +166,7 @@ func (l *leader) run() {
 // runAlone takes the only flight of the leader to its outcome.
 func (l *leader) runAlone(f *flight) {
 	if f.kind == local {
-		l.turns = []*turn{{f: f, source: Fetched}}
+		l.turns = append(l.turns, f.start(nil, Fetched))
 		l.fetchTurns()
 		return
 	}

@@ -11,13 +11,13 @@ import (
 
 // lookups shares the reads of a key among its callers in this process. A caller joins a
 // read that has not been sent: its answer is not older than the call. While a read is
-// under way another one collects the callers that came too late for it, and is sent when
-// that is answered. So a key costs one read in each round trip, however many callers it
-// has.
+// under way another one collects the callers that came too late for it. It is sent when that
+// is answered and its callers are awake. So a key costs one read in each round trip, however
+// many callers it has.
 type lookups struct {
 	e      *engine
 	mu     sync.Mutex
-	of     map[string]*lookup // the read of a key that is under way, or a miss: see lookup.callers
+	of     map[string]*lookup // the read of a key that is under way, whose callers wake, or a miss: see lookup.callers
 	closed bool
 	hedge  hedge
 }
@@ -35,6 +35,7 @@ type lookup struct {
 	// reserve is looked into. late is made then, and closed by the answer.
 	done, late chan struct{}
 
+	asleep  atomic.Int32 // callers that wait for the answer; grows with lookups.mu held
 	judging sync.Once
 	verdict outcome // that the read alone allows; its memory is shared, as the read's is
 
@@ -100,9 +101,9 @@ func (ls *lookups) join(ctx context.Context, key string, kind flightKind) *looku
 func (ls *lookups) joinLocked(key string, strict bool) (lk *lookup, opened bool) {
 	lk = ls.of[key]
 	switch {
-	case lk != nil && lk.answered.Load() && !strict:
+	case lk != nil && lk.missed && !strict:
 		return nil, false
-	case lk == nil || lk.answered.Load():
+	case lk == nil || lk.missed:
 		lk = ls.openLocked(key)
 		ls.of[key] = lk
 		opened = !ls.closed
@@ -114,6 +115,7 @@ func (ls *lookups) joinLocked(key string, strict bool) (lk *lookup, opened bool)
 		lk = lk.next
 	}
 	lk.callers++
+	lk.asleep.Add(1)
 	lk.strict = lk.strict || strict
 	return lk, opened
 }
@@ -121,22 +123,22 @@ func (ls *lookups) joinLocked(key string, strict bool) (lk *lookup, opened bool)
 func (ls *lookups) openLocked(key string) *lookup {
 	lk := &lookup{ls: ls, key: key, done: make(chan struct{})}
 	if ls.closed {
-		lk.endLocked(nil, store.ErrClosed)
+		close(lk.endLocked(nil, store.ErrClosed))
 	} else {
 		ls.hedge.startLocked(ls, lk)
 	}
 	return lk
 }
 
-// endLocked wakes the callers with the answer.
-func (lk *lookup) endLocked(r *store.Reading, err error) {
+// endLocked takes in the answer. The returned channel is then to be closed, which wakes the
+// callers: without the lock, as they need it.
+func (lk *lookup) endLocked(r *store.Reading, err error) (wake chan struct{}) {
 	lk.reading, lk.err = r, err
 	lk.answered.Store(true)
 	if lk.late != nil {
-		close(lk.late)
-	} else {
-		close(lk.done)
+		return lk.late
 	}
+	return lk.done
 }
 
 // close ends the lookups that are under way, and all later ones.
@@ -145,7 +147,7 @@ func (ls *lookups) close() {
 	defer ls.mu.Unlock()
 	ls.closed = true
 	for lk := range ls.underWayLocked {
-		lk.endLocked(nil, store.ErrClosed)
+		close(lk.endLocked(nil, store.ErrClosed))
 	}
 	ls.of = map[string]*lookup{}
 	ls.hedge.stop()
@@ -181,22 +183,47 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 		ls.mu.Unlock()
 		return
 	}
-	next := lk.next
 	fetched := err == nil && decide(r, &ls.e.policy) == fetch
-	if fetched && next != nil && !next.strict {
+	if next := lk.next; fetched && next != nil && !next.strict {
 		next.skipped = true
-		next.endLocked(nil, nil)
-		next = nil
+		close(next.endLocked(nil, nil))
+		lk.next = nil
 	}
-	switch {
-	case next != nil:
+	lk.missed = fetched && lk.next == nil && lk.callers > 0
+	wake := lk.endLocked(r, err)
+	var next *lookup
+	if !lk.missed && (fetched || lk.asleep.Load() <= 1) {
+		next = ls.followLocked(lk)
+	}
+	ls.mu.Unlock()
+	close(wake)
+	if next != nil {
+		next.send(context.Background())
+	}
+}
+
+// followLocked forgets an answered lookup, and returns the next one, which is to be sent.
+func (ls *lookups) followLocked(lk *lookup) (next *lookup) {
+	if ls.of[lk.key] != lk {
+		return nil // it is done, or all were closed
+	}
+	if next = lk.next; next != nil {
 		ls.of[lk.key] = next
-	case !fetched || lk.callers == 0:
+	} else {
 		delete(ls.of, lk.key)
-	default:
-		lk.missed = true
 	}
-	lk.endLocked(r, err)
+	return next
+}
+
+// woke is called once by each caller that has waited. Several callers of a hit wake before
+// the next read is sent: those that call again at once share it. The last of them sends it.
+func (lk *lookup) woke() {
+	if lk.asleep.Add(-1) > 0 || !lk.answered.Load() || lk.missed {
+		return
+	}
+	ls := lk.ls
+	ls.mu.Lock()
+	next := ls.followLocked(lk)
 	ls.mu.Unlock()
 	if next != nil {
 		next.send(context.Background())
@@ -206,6 +233,11 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 // wait returns the shared read once it is answered, or nil if it was skipped. The error of
 // a context's end is the caller's alone.
 func (lk *lookup) wait(ctx context.Context) *read {
+	defer lk.woke()
+	return lk.shared(ctx)
+}
+
+func (lk *lookup) shared(ctx context.Context) *read {
 	if ended := await(ctx, lk.done); ended != nil {
 		return ended
 	}
@@ -317,6 +349,7 @@ func (ls *lookups) hurry() {
 // waitHedged is wait, but for a key that the reserve has: if the store is silent for some
 // time, the outcome is instead returned. Then the read goes on for later callers.
 func (lk *lookup) waitHedged(ctx context.Context, instead func(why error) *outcome) (*read, *outcome) {
+	defer lk.woke() // also if an Observer panics
 	if ended := await(ctx, lk.done); ended != nil {
 		return ended, nil
 	}
@@ -325,5 +358,5 @@ func (lk *lookup) waitHedged(ctx context.Context, instead func(why error) *outco
 			return nil, o
 		}
 	}
-	return lk.wait(ctx), nil
+	return lk.shared(ctx), nil
 }

@@ -58,7 +58,7 @@ func (c *call) lookMany(keys []string, has func(key string) bool, serve func(key
 			continue
 		}
 		if w.rd == nil { // it has a flight
-			w.out = &outcome{then: fetch}
+			w.out = toFetch
 		} else {
 			e.judgeFor(c.ctx, c.maxAge, w)
 		}

@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"errors"
-	"runtime/pprof"
 	"strconv"
 	"time"
 
@@ -69,10 +68,8 @@ func (r *reporter) complete(kind cache.EventKind, ev *cache.Event) {
 }
 
 // startFetch reports the start of a fetch. It returns the context that the fetch runs
-// with, and the function that reports its end: it is given the fills that the fetch has
-// answered, or the ones that replace them.
-func (e *engine) startFetch(ctx context.Context, fills []*fill) (context.Context, func(fills []*fill, took time.Duration)) {
-	ended := func(cache.Event) {}
+// with, and the function that ends its trace; nil: there is none.
+func (e *engine) startFetch(ctx context.Context, fills []*fill) (_ context.Context, ended func(cache.Event)) {
 	if t := e.events.tracer; t != nil {
 		ev := fills[0].event()
 		e.events.complete(cache.FetchStarted, &ev)
@@ -90,18 +87,22 @@ func (e *engine) startFetch(ctx context.Context, fills []*fill) (context.Context
 		e.events.report(ctx, cache.FetchStarted, r.event())
 	}
 	e.events.fetching.Add(1)
-	return ctx, func(fills []*fill, took time.Duration) {
-		e.events.fetching.Add(-1)
-		for i, r := range fills {
-			r.took = took
-			ev := r.event()
-			ev.Duration, ev.Err, ev.Outcome = took, r.err, r.outcome()
-			kind := endOfFetch(r.err)
-			e.events.report(ctx, kind, ev)
-			if i == 0 {
-				e.events.complete(kind, &ev)
-				ended(ev)
-			}
+	return ctx, ended
+}
+
+// endFetch reports the end of a fetch that startFetch has begun: with the fills that the
+// fetch has answered, or the ones that replace them.
+func (e *engine) endFetch(ctx context.Context, fills []*fill, took time.Duration, ended func(cache.Event)) {
+	e.events.fetching.Add(-1)
+	for i, r := range fills {
+		r.took = took
+		ev := r.event()
+		ev.Duration, ev.Err, ev.Outcome = took, r.err, r.outcome()
+		kind := endOfFetch(r.err)
+		e.events.report(ctx, kind, ev)
+		if i == 0 && ended != nil {
+			e.events.complete(kind, &ev)
+			ended(ev)
 		}
 	}
 }
@@ -144,13 +145,6 @@ func triggerFor(kind flightKind, rd *read) string {
 		return telemetry.TriggerEarly
 	}
 	return telemetry.TriggerStale
-}
-
-// labelled marks the goroutine of a fetch in profiles: stampede.guard is its guard.
-func (e *engine) labelled(ctx context.Context) context.Context {
-	ctx = pprof.WithLabels(ctx, e.labels)
-	pprof.SetGoroutineLabels(ctx)
-	return ctx
 }
 
 // reportWaits reports the keys of the call for which it waited for another's fetch.

@@ -30,15 +30,16 @@ type outcome struct {
 	others *outcome  // the same for callers that did not fetch; nil: it is the same
 }
 
-// share completes an outcome for the callers that did not run the fetch.
-func (o *outcome) share() *outcome {
+// share completes an outcome for the callers that did not run the fetch, with memory for
+// theirs.
+func (o *outcome) share(others *outcome) *outcome {
 	if o.source == Fetched || o.source == UnguardedFetch {
-		others := *o
+		*others = *o
 		others.shared = true
 		if o.source == Fetched {
 			others.source = Waited
 		}
-		o.others = &others
+		o.others = others
 	}
 	return o
 }
@@ -61,6 +62,9 @@ func (o *outcome) late() bool { return o.own && errors.Is(o.err, ErrWaitTimeout)
 
 // always is the moment of outcomes that say nothing of the value.
 const always = ^uint64(0)
+
+// toFetch is the outcome of a read that found nothing to serve. It is only to be read.
+var toFetch = &outcome{then: fetch}
 
 // retryOutcome makes every caller read and decide again.
 func retryOutcome() *outcome { return &outcome{then: fetch, moment: always} }

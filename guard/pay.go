@@ -118,7 +118,7 @@ func (p *part) settleUnpaid(turns []*turn, why error) {
 		}
 		ends[i] = end
 	}
-	l.e.settle(l.ctx, ends)
+	l.settle(ends)
 }
 
 // withinDeadline is d, or the time that ctx leaves if that is less.

@@ -16,11 +16,13 @@ import (
 // A caller that came after the turn began gets the preview only if the store has
 // confirmed since that the turn's lease is held: then no Delete, Set or Expire lies
 // between the two. A value that is to carry tags, the given ones or those of [Fill.Tags]
-// and [Policy.Tags], and one without a lease are for the callers that came before.
+// and [Policy.Tags], and one without a lease are for the callers that came before. So are
+// all values of a guard with [TagsOf].
 //
 // The first call counts. Preview does nothing once the turn is over.
 func (t *Turn[V]) Preview(value V, tags ...string) {
-	t.t.preview(&value, len(tags)+len(t.Fill.Tags)+len(t.t.e.tags.own) > 0)
+	of := &t.t.e.tags // TagsOf may need the whole value
+	t.t.preview(&value, len(tags)+len(t.Fill.Tags)+len(of.own) > 0 || of.of != nil)
 }
 
 func (o *openTurn) preview(value any, tagged bool) {

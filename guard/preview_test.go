@@ -100,15 +100,51 @@ func TestPreviewIsNotForCallersAfterAChange(t *testing.T) {
 }
 
 func TestPreviewWithTagsIsForEarlierCallers(t *testing.T) {
+	tagsOf := guard.TagsOf(func(string, string) []string { return []string{"a"} })
+	ofAll := policy()
+	ofAll.Tags = []string{"a"}
+	for name, c := range map[string]struct {
+		policy guard.Policy
+		opts   []guard.Option[string]
+		show   func(turn *guard.Turn[string])
+	}{
+		"given":       {policy(), nil, func(turn *guard.Turn[string]) { turn.Preview("half", "a") }},
+		"Fill.Tags":   {policy(), nil, func(turn *guard.Turn[string]) { turn.Fill.Tags = []string{"a"}; turn.Preview("half") }},
+		"Policy.Tags": {ofAll, nil, func(turn *guard.Turn[string]) { turn.Preview("half") }},
+		"TagsOf":      {policy(), []guard.Option[string]{tagsOf}, func(turn *guard.Turn[string]) { turn.Preview("half") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorlds(t, func(w *world) {
+				g, err := guard.New[string](w.open(), "g", c.policy, c.opts...)
+				if err != nil {
+					w.Fatal(err)
+				}
+				defer g.Close()
+				turn := begin(w, g, "k")
+				c.show(turn) // a DeleteTag would end no lease
+				late := waiting(w, g)
+				time.Sleep(time.Second)
+				stillWaits(w, "a caller that came after the turn began", late)
+				turn.Store("whole")
+				gets(w, "the caller", late, "whole")
+			})
+		})
+	}
+}
+
+// The lease of a holder in another process confirms no preview of this process.
+func TestPreviewIsNotConfirmedByAnotherLease(t *testing.T) {
 	inWorlds(t, func(w *world) {
-		g := w.fleet(1, policy())[0]
-		turn := begin(w, g, "k")
-		turn.Preview("half", "a") // a DeleteTag would end no lease
-		late := waiting(w, g)
-		time.Sleep(time.Second)
-		stillWaits(w, "a caller that came after the turn began", late)
-		turn.Store("whole")
-		gets(w, "the caller", late, "whole")
+		fleet := w.fleet(2, policy())
+		turn := begin(w, fleet[0], "k")
+		turn.Preview("old")
+		must(w, fleet[1].Delete(context.Background(), "k"))
+		other := begin(w, fleet[1], "k")
+		late := waiting(w, fleet[0])
+		stillWaits(w, "a caller after the change", late)
+		other.Store("new")
+		gets(w, "the caller", late, "new")
+		turn.Release()
 	})
 }
 

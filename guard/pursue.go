@@ -87,7 +87,7 @@ func (f *flight) quarantined(left time.Duration) *outcome {
 
 // held takes note of the holder.
 func (f *flight) held(a *store.Answer) {
-	if a.TTL == 0 { // the answer was brief: the next one tells
+	if a.TTL == 0 { // the answer was brief: a later one tells
 		a.TTL = f.request.TTL
 	}
 	f.heldMoment, f.unseen = f.moment, f.moment

@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"fmt"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -26,12 +27,16 @@ type frame struct {
 // fetchKeys are the keys of a call's or a leader's fetches, which run one after the other,
 // as one of them is made: to wait for a key of a later one is to wait for oneself, too.
 type fetchKeys struct {
-	fetch   map[string]int // of each key: which fetch
-	now     int
-	flights []*flight // of this fetch's keys and later ones; none: the caller's own fetch
+	first string
+	fetch map[string]int // of each key: which fetch; nil: there is one key
+	now   int
+	turns []*turn // of this fetch's keys and later ones; none: the caller's own fetch
 }
 
 func (k *fetchKeys) holds(key string) bool {
+	if k.fetch == nil {
+		return key == k.first
+	}
 	fetch, ok := k.fetch[key]
 	return ok && fetch >= k.now
 }
@@ -47,12 +52,15 @@ type framed struct {
 	frame
 }
 
-// Value implements [context.Context].
+// Value implements [context.Context]. The context has the labels of its guard.
 func (c *framed) Value(key any) any {
 	if key == (frameKey{}) {
 		return &c.frame
 	}
-	return c.Context.Value(key)
+	if v := c.Context.Value(key); v != nil {
+		return v
+	}
+	return c.engine.labeled.Value(key)
 }
 
 // frameKey is the key of a context's frame.
@@ -70,11 +78,15 @@ func frameOf(ctx context.Context) *frame {
 	return f
 }
 
-// enter marks the context of a fetch.
+// enter marks the context of a fetch, and labels it for profiles: stampede.guard is the guard.
 func enter(ctx context.Context, e *engine, keys *fetchKeys) (context.Context, *frame) {
+	pprof.ForLabels(ctx, func(string, string) bool { // the caller has labels: they stay
+		ctx = pprof.WithLabels(ctx, e.labels)
+		return false
+	})
 	c := &framed{Context: ctx, frame: frame{engine: e, keys: keys, outer: frameOf(ctx)}}
-	for _, f := range keys.flights {
-		f.fetch.Store(&c.frame)
+	for _, t := range keys.turns {
+		t.f.fetch.Store(&c.frame)
 	}
 	return c, &c.frame
 }
@@ -120,7 +132,7 @@ func (f *frame) done(w *flight) {
 func (f *frame) upToShared() (all []*frame) {
 	for ; f != nil; f = f.outer {
 		all = append(all, f)
-		if len(f.keys.flights) > 0 {
+		if len(f.keys.turns) > 0 {
 			break
 		}
 	}

@@ -1,8 +1,8 @@
 package guard
 
 import (
-	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +23,16 @@ type turn struct {
 	start   uint64 // sequence number of the fetch's start
 	dropped atomic.Bool
 	settled bool
+
+	fill fill    // the memory of the fetch's
+	out  outcome // and of that of its value
+}
+
+// start makes the turn of the flight, which has had none.
+func (f *flight) start(lease *store.Lease, source Source) *turn {
+	t := &f.turn
+	t.f, t.lease, t.source = f, lease, source
+	return t
 }
 
 // drop is called when no caller can use the turn's result any more. A fetch is cancelled
@@ -70,10 +80,9 @@ type ending struct {
 	tagged bool   // the value carries tags, stored or not
 }
 
-// settle gives the leases back and ends the flights. It does not heed the end of ctx.
-func (e *engine) settle(ctx context.Context, ends []ending) {
-	ctx = context.WithoutCancel(ctx)
-	back := make([]store.Return, 0, len(ends))
+// settle gives the leases back and ends the flights.
+func (l *leader) settle(ends []ending) {
+	back := slices.Grow(l.back[:0], len(ends))
 	for i := range ends {
 		t := ends[i].t
 		t.settled = true
@@ -86,7 +95,7 @@ func (e *engine) settle(ctx context.Context, ends []ending) {
 	}
 	var done []store.Returned
 	if len(back) > 0 {
-		done = e.store.Return(ctx, back)
+		done = l.e.store.Return(l.endless, back)
 	}
 	var refused []store.Return
 	for i, d := range done {
@@ -96,7 +105,7 @@ func (e *engine) settle(ctx context.Context, ends []ending) {
 		}
 	}
 	if len(refused) > 0 {
-		e.store.Return(ctx, refused)
+		l.e.store.Return(l.endless, refused)
 	}
 	for i := range ends {
 		if ends[i].t.lease != nil {
@@ -170,7 +179,8 @@ func (t *turn) ending(r *fill) ending {
 	case r.err != nil:
 		end.fail(r.err)
 	default:
-		end.store(nil, r, &outcome{value: r.value, private: r.private})
+		t.out.value, t.out.private = r.value, r.private
+		end.store(nil, r, &t.out)
 	}
 	return end
 }

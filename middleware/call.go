@@ -385,11 +385,11 @@ func (c *call) start(turn *guard.Turn[*httpcache.Page], at slot, cl *client) *ru
 	}
 	r.take(turn)
 	stop := context.AfterFunc(c.m.ctx, func() { cancel(errClosing) })
-	timer := time.AfterFunc(c.m.fetchTimeout, r.tooLong)
+	inTime := httpcache.AfterFunc(c.m.fetchTimeout, r, (*run).tooLong)
 	go func() {
 		defer cancel(nil)
 		defer stop()
-		defer timer.Stop()
+		defer inTime()
 		defer r.end()
 		for again := true; again; again = r.goAgain() {
 			r.serve()

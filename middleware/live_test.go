@@ -171,6 +171,7 @@ func TestBodyTooLargeToKeepReachesItsReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen("Cache-Control: max-age=60")
 		s := openInBubble(t, middleware.Options{MaxBody: 64 << 10}, p.serve)
+		began := time.Now()
 		go func() { p.parts <- "x" }()
 		leader, fast, slow := s.read("/"), s.read("/"), s.read("/")
 		got := make(chan int)
@@ -181,8 +182,8 @@ func TestBodyTooLargeToKeepReachesItsReaders(t *testing.T) {
 			p.parts <- strings.Repeat("x", 32<<10)
 		}
 		close(p.parts)
-		if n := <-got; n != 1+100*32<<10 {
-			t.Errorf("the fast waiter got %d bytes", n)
+		if n, took := <-got, time.Since(began); n != 1+100*32<<10 || took > 3*time.Second {
+			t.Errorf("the fast waiter got %d bytes in %v", n, took)
 		}
 		if b, err := io.ReadAll(slow.body); err == nil || len(b) > 1<<20 {
 			t.Errorf("a waiter that read nothing got %d bytes, %v; want a broken transfer", len(b), err)

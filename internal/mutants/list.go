@@ -4,7 +4,7 @@ import "slices"
 
 // All lists the mutants.
 func All() []Mutant {
-	return slices.Concat(scriptMutants(), storeMutants(), connectionMutants(), guardMutants(), nearMutants(), policyMutants(), manyMutants(), lockMutants())
+	return slices.Concat(scriptMutants(), storeMutants(), connectionMutants(), guardMutants(), previewMutants(), nearMutants(), policyMutants(), manyMutants(), lockMutants())
 }
 
 // quick marks the mutants of make test.

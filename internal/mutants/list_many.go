@@ -10,7 +10,7 @@ func manyMutants() []Mutant {
 	), []Mutant{
 		{Name: "a batch stores refused values", Patches: []Patch{insistent}, Check: Sim(300, "P2").Of("many")},
 		{Name: "a batch stores refused values, seen by callers", Patches: []Patch{insistent}, Check: Sim(1000, "P3").Of("many")},
-		in("guard", "a batch takes its stamp after its fetch", "	ends := make([]ending, len(turns))\n	for i, t := range turns {\n		ends[i] = t.endSafely(fills[i])", "	p.stamp, p.stampErr = p.l.e.store.Stamp(p.l.ctx)\n	ends := make([]ending, len(turns))\n	for i, t := range turns {\n		ends[i] = t.endSafely(fills[i])",
+		in("guard", "a batch takes its stamp after its fetch", "	ends := slices.Grow(p.ends[:0], len(turns))\n", "	p.stamp, p.stampErr = p.l.e.store.Stamp(p.l.ctx)\n	ends := slices.Grow(p.ends[:0], len(turns))\n",
 			Test("guard", "TestTagDeletedWhileABatchIsFetched")),
 		in("guard", "the last part of a batch uses the first one's stamp", "!waited && p.keys.now == 0 && turns", "!waited && turns", Test("guard", "TestTagDeletedBeforeAPartSpoilsNothing")),
 		in("guard", "leases of a fetch in parts last for one part", "		r.RenewFor = min(r.RenewFor, store.MaxTTL/parts) * parts\n", "		_ = parts\n", Sim(1000, "calm").Of("many")),

@@ -85,9 +85,9 @@ func (s *leases) acquireTogether(ctx context.Context, requests []store.Request, 
 			asked[j] = s.ask(&requests[places[j]], store.Token{})
 			all[k] = asked[j].inv
 		}
-		return n.scripts, scriptRequest(func(late []reply) {
+		return n.scripts, scriptRequest(lateFunc(func(late []reply) {
 			s.answeredLate(late, func(k int) *asking { return asked[some[k]] })
-		}, all...)
+		}), all...)
 	})
 	for _, x := range xs {
 		fate, err := x.await(ctx)
@@ -156,38 +156,48 @@ func (s *leases) acquireFully(ctx context.Context, r *store.Request) store.Answe
 // acquireOnce sends one acquire.
 func (s *leases) acquireOnce(ctx context.Context, r *store.Request, over store.Token) store.Answer {
 	q := s.ask(r, over)
-	value, fate, err := s.call(ctx, "acquire", q.inv, func(late []reply) {
-		s.answeredLate(late, func(int) *asking { return q })
-	})
+	value, fate, err := s.callIn(&q.call, ctx, "acquire", q.inv, q)
 	if fate != gotAnswer {
 		return s.unanswered(q, fate, err)
 	}
 	return s.entered(q, reply{value, err})
 }
 
-// An asking is an acquire with its token, on its way.
+// An asking is an acquire with its token, on its way. All that it needs is one allocation,
+// but for the names.
 type asking struct {
-	r     *store.Request
-	token store.Token
-	names *names
-	inv   invocation
-	sent  time.Time
+	s        *leases
+	r        store.Request
+	token    store.Token
+	names    names
+	inv      invocation
+	sent     time.Time
+	record   record
+	lease    store.Lease
+	call     scriptCall // of an acquire that goes alone
+	words    [firstKey + 6 + 13]any
+	tokenArg bytesArg
 
-	// The memory of the invocation.
-	words       [firstKey + 6 + 13]any
 	ttl, window int64
 }
 
 // ask prepares an acquire and notes its token: the grant may come whatever happens.
 func (s *leases) ask(r *store.Request, over store.Token) *asking {
-	q := &asking{r: r, token: s.minter.Token(), names: s.names.names(r.Key), sent: time.Now()}
-	q.ttl, q.window = r.TTL.Milliseconds(), r.Window.Milliseconds()
+	q := &asking{s: s, r: *r, token: s.minter.Token(), sent: time.Now()}
+	q.names.set(s.names, r.Key)
+	q.ttl, q.window, q.tokenArg = r.TTL.Milliseconds(), r.Window.Milliseconds(), q.token[:]
 	q.inv = acquireScript.invokeIn(q.words[:0], 6,
 		&q.names.entry, &q.names.lease, &q.names.tries, &q.names.pause, q.names.failed(r.LastHeld), &q.names.failures,
-		q.token[:], &q.ttl, r.Seen, optional(r.LastHeld), optional(r.Suspect), optional(over),
+		&q.tokenArg, &q.ttl, r.Seen, optional(r.LastHeld), optional(r.Suspect), optional(over),
 		r.MaxAttempts, &q.window, (*keyArg)(&s.alive), s.watches.livenessArg(), &q.names.wake, s.publish(), flag(r.Brief))
-	s.ledger.ask(q.token, r)
+	q.record = record{token: q.token, key: r.Key, state: asked, ttl: r.TTL, window: r.Window}
+	s.ledger.ask(&q.record)
 	return q
+}
+
+// answeredLate implements [lateReader].
+func (q *asking) answeredLate(late []reply) {
+	q.s.answeredLate(late, func(int) *asking { return q })
 }
 
 // livenessWord is where livenessArg stands among the words of an acquire.
@@ -209,10 +219,10 @@ func (s *leases) answeredLate(late []reply, asking func(i int) *asking) {
 	var orphans []store.Return
 	for i, r := range late {
 		q := asking(i)
-		switch a := parseAcquire(r.value); {
+		switch a := parseAcquire(r.value, &q.lease); {
 		case r.err != nil || a.Err != nil:
 		case a.Verdict == store.Granted:
-			orphans = append(orphans, store.Return{Lease: &store.Lease{Key: q.r.Key, Token: q.token, Names: q.names}})
+			orphans = append(orphans, store.Return{Lease: q.leased()})
 		default:
 			s.ledger.forget(q.token)
 		}
@@ -229,7 +239,7 @@ func classified(n *node, op string, r reply) reply { return reply{r.value, n.cla
 func (s *leases) entered(q *asking, r reply) store.Answer {
 	a := store.Answer{Err: r.err}
 	if r.err == nil {
-		a = parseAcquire(r.value)
+		a = parseAcquire(r.value, &q.lease)
 	}
 	switch {
 	case a.Err != nil && !errors.Is(a.Err, store.ErrRefused):
@@ -242,11 +252,16 @@ func (s *leases) entered(q *asking, r reply) store.Answer {
 		}
 		return a
 	}
-	a.Lease.Key, a.Lease.Token, a.Lease.Names = q.r.Key, q.token, q.names
-	if !s.ledger.grant(a.Lease, q.sent, q.r.RenewFor) {
+	if !s.ledger.grant(q.leased(), q.sent, q.r.RenewFor) {
 		return store.Answer{Err: store.ErrClosed} // Close has released it
 	}
 	return a
+}
+
+// leased is the lease that was granted.
+func (q *asking) leased() *store.Lease {
+	q.lease.Key, q.lease.Token, q.lease.Names = q.r.Key, q.token, &q.names
+	return &q.lease
 }
 
 // checkAnswers checks the tags of the entries that were answered.
@@ -268,10 +283,14 @@ func (s *leases) checkAnswers(ctx context.Context, answers []store.Answer) {
 // verdictUnsubscribed is answered by the script and never by a Store.
 const verdictUnsubscribed store.Verdict = 255
 
-// parseAcquire reads the replies that acquire.lua lists.
-func parseAcquire(value any) store.Answer {
+// parseAcquire reads the replies that acquire.lua lists, with memory for a lease.
+func parseAcquire(value any, lease *store.Lease) store.Answer {
 	f := fields{reply: value}
 	var a store.Answer
+	if tries, ok := value.(int64); ok {
+		a.Verdict, a.Lease, lease.Attempt = store.Granted, lease, int(tries)
+		return a
+	}
 	switch word := f.text(0); word {
 	case "entry":
 		a.Verdict, a.Reading = store.HasEntry, &store.Reading{}
@@ -288,8 +307,8 @@ func parseAcquire(value any) store.Answer {
 	case "quarantined":
 		a.Verdict, a.TTL = store.Quarantined, f.millis(1)
 	case "granted":
-		a.Verdict = store.Granted
-		a.Lease = &store.Lease{TakenOver: f.number(1) == 1, Attempt: int(f.number(2)), Failures: int(f.number(3))}
+		a.Verdict, a.Lease = store.Granted, lease
+		lease.TakenOver, lease.Attempt, lease.Failures = f.number(1) == 1, int(f.number(2)), int(f.number(3))
 	default:
 		f.err = errors.Join(f.err, fmt.Errorf("%w: acquire answered %q", store.ErrDamaged, word))
 	}

@@ -56,6 +56,7 @@ type core struct {
 	ended    bool           // nothing is spawned any more
 	work     sync.WaitGroup // the store's own goroutines
 	calls    sync.WaitGroup // those that may be stuck in the Redis client
+	dones    sync.Pool      // of the channels of requests; they are empty
 }
 
 func newCore(client redis.UniversalClient, opts Options) *core {

@@ -32,6 +32,9 @@ func (s *leases) Return(ctx context.Context, returns []store.Return) []store.Ret
 // giveBack ties the entries and sends the scripts of the leases. It does not look at their
 // records in the ledger.
 func (s *leases) giveBack(ctx context.Context, returns []store.Return) []store.Returned {
+	if len(returns) == 1 && isUntied(returns[0].Entry) {
+		return s.giveBackOne(ctx, &returns[0])
+	}
 	all := make([]store.Returned, len(returns))
 	sent := returns
 	entries := make([]*store.Entry, len(returns))
@@ -41,6 +44,7 @@ func (s *leases) giveBack(ctx context.Context, returns []store.Return) []store.R
 	refused := s.tags.tie(ctx, entries)
 	names := make([]string, 0, len(returns))
 	invs := make([]invocation, 0, len(returns))
+	tokens := make([]store.Token, 0, len(returns))
 	places := make([]int, 0, len(returns))
 	for i := range returns {
 		switch {
@@ -55,18 +59,19 @@ func (s *leases) giveBack(ctx context.Context, returns []store.Return) []store.R
 			}
 			sent[i] = store.Return{Lease: returns[i].Lease}
 		}
-		inv := s.returning(&sent[i])
+		inv := s.returning(&handBack{}, &sent[i])
 		names, invs, places = append(names, inv.key()), append(invs, inv), append(places, i)
+		tokens = append(tokens, sent[i].Lease.Token)
 	}
 	size := func(j int) int { return invs[j].size() }
 	xs := s.exchange(ctx, names, size, func(j int, err error) { all[places[j]].Err = err }, func(n *node, some []int) (*queue, *request) {
-		return n.scripts, scriptRequest(func(late []reply) {
+		return n.scripts, scriptRequest(lateFunc(func(late []reply) {
 			for k, j := range some {
 				if late[k].err == nil {
-					s.ledger.forget(returns[places[j]].Lease.Token)
+					s.ledger.forget(tokens[j])
 				}
 			}
-		}, at(invs, some)...)
+		}), at(invs, some)...)
 	})
 	for _, x := range xs {
 		fate, err := x.await(ctx)
@@ -91,6 +96,17 @@ func (s *leases) giveBack(ctx context.Context, returns []store.Return) []store.R
 		all[i] = store.Returned{Err: err}
 	}
 	return all
+}
+
+// giveBackOne is giveBack for one lease, if no tags have to be tied.
+func (s *leases) giveBackOne(ctx context.Context, r *store.Return) []store.Returned {
+	if s.closing.Load() && !r.Releases() {
+		return []store.Returned{{Err: store.ErrClosed}} // Close releases it
+	}
+	g := &loneHandBack{handBack: handBack{s: s}}
+	value, _, err := s.callIn(&g.call, ctx, "giving back", s.returning(&g.handBack, r), g)
+	g.returned[0] = store.Returned{OK: err == nil && (r.Releases() || value == int64(1)), Err: err}
+	return g.returned[:]
 }
 
 // gaveBack takes the result of giving a lease back into the ledger. If Redis has not
@@ -160,9 +176,39 @@ func after(r *store.Return, late time.Duration) *store.Return {
 	return &store.Return{Lease: r.Lease, Entry: &aged, Trace: r.Trace}
 }
 
+// isUntied reports whether there is nothing to be tied.
+func isUntied(e *store.Entry) bool { return e == nil || len(e.Tags) == 0 && e.Storable() == nil }
+
+// A handBack is the memory of a fill, fail or release.
+type handBack struct {
+	s     *leases
+	lease store.Token
+	words [firstKey + 5 + 9]any
+
+	token, entry, wake bytesArg
+	ttl                int64
+	message            [1 + store.TokenSize]byte
+}
+
+// A loneHandBack is one that goes alone.
+type loneHandBack struct {
+	handBack
+	call     scriptCall
+	returned [1]store.Returned
+}
+
+// answeredLate implements [lateReader].
+func (g *loneHandBack) answeredLate(late []reply) {
+	if late[0].err == nil {
+		g.s.ledger.forget(g.lease)
+	}
+}
+
 // returning is one fill, fail or release.
-func (s *leases) returning(r *store.Return) invocation {
+func (s *leases) returning(g *handBack, r *store.Return) invocation {
 	l := r.Lease
+	g.lease = l.Token
+	g.token = g.lease[:]
 	names, _ := l.Names.(*names)
 	if names == nil {
 		names = s.names.names(l.Key)
@@ -171,19 +217,19 @@ func (s *leases) returning(r *store.Return) invocation {
 	case r.Entry != nil:
 		r.Entry.Version = l.Token
 		wake := store.Message{Signal: store.Filled, Token: l.Token}
-		bytes := r.Entry.Encode()
-		return traced(r, fillScript.invoke(5,
+		g.entry, g.ttl, g.wake = r.Entry.Encode(), ttlArg(r.Entry.TTL), wake.Append(g.message[:0])
+		return traced(r, fillScript.invokeIn(g.words[:0], 5,
 			&names.entry, &names.lease, &names.tries, &names.pause, &names.failures,
-			l.Token[:], bytes, ttlArg(r.Entry.TTL), &names.wake, wake.Encode(), rides(bytes), s.publish()))
+			&g.token, &g.entry, &g.ttl, &names.wake, &g.wake, rides(g.entry), s.publish()))
 	case r.Failed:
 		wake := store.Message{Signal: store.FailedSignal, Token: l.Token}
 		pause := r.Pause
 		if pause > 0 {
 			pause = max(pause, time.Millisecond)
 		}
-		return traced(r, failScript.invoke(5,
+		return traced(r, failScript.invokeIn(g.words[:0], 5,
 			&names.lease, &names.tries, &names.pause, names.failed(l.Token), &names.failures,
-			l.Token[:], r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), &names.wake, wake.Encode(), s.publish(), flag(r.Declined)))
+			&g.token, r.Failure, failureKept.Milliseconds(), pause.Milliseconds(), &names.wake, wake.Encode(), s.publish(), flag(r.Declined)))
 	}
 	return s.releasing(names, l.Token)
 }

@@ -32,7 +32,7 @@ func (c *counted) Write(b []byte) (int, error) {
 func TestProcessPingsOftenOnlyIfThatMatters(t *testing.T) {
 	for name, test := range map[string]struct {
 		begin    func(*redisstore.Store) (end func())
-		min, max int64 // commands in a minute
+		min, max int64 // commands in a minute: some 150 of pings
 	}{
 		"idle": {func(*redisstore.Store) func() { return func() {} }, 1, 30},
 		"a feed at leisure": {func(s *redisstore.Store) func() {
@@ -40,8 +40,8 @@ func TestProcessPingsOftenOnlyIfThatMatters(t *testing.T) {
 			f.Relax()
 			return f.Close
 		}, 1, 30},
-		"a near cache": {func(s *redisstore.Store) func() { return s.Follow(func(store.Invalidation) {}).Close }, 150, 300},
-		"a waiter":     {func(s *redisstore.Store) func() { return s.Watch("k").Close }, 150, 200},
+		"a near cache": {func(s *redisstore.Store) func() { return s.Follow(func(store.Invalidation) {}).Close }, 140, 300},
+		"a waiter":     {func(s *redisstore.Store) func() { return s.Watch("k").Close }, 140, 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -52,11 +52,11 @@ func newLedger() *ledger {
 	return &ledger{tokens: map[store.Token]*record{}, byKey: map[string]*record{}, wake: make(chan struct{}, 1)}
 }
 
-// ask notes that an acquire with the token is about to be sent.
-func (l *ledger) ask(t store.Token, r *store.Request) {
+// ask notes that an acquire with the record's token is about to be sent.
+func (l *ledger) ask(r *record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tokens[t] = &record{token: t, key: r.Key, state: asked, ttl: r.TTL, window: r.Window}
+	l.tokens[r.token] = r
 }
 
 // grant turns an asked token into a held lease, sent being the time before its

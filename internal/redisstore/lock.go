@@ -114,7 +114,7 @@ func (s *locks) acquireLock(ctx context.Context, op *store.LockOp, names *lockNa
 		}
 		inv := invocation{lockScript, words}
 		asked := time.Now()
-		value, err := s.lockCall(ctx, op, inv, func(late []reply) { s.lockedLate(op, names, late[0]) })
+		value, err := s.lockCall(ctx, op, inv, lateFunc(func(late []reply) { s.lockedLate(op, names, late[0]) }))
 		if err != nil {
 			return store.LockAnswer{}, err
 		}

@@ -22,7 +22,7 @@ type locks struct {
 // lockCall carries a script out. On a single server that is done by this goroutine, without
 // the queue: a lock is seldom asked for together with others, and two goroutines that wake
 // each other take longer than Redis does. ctx is not heeded then, but RedisTimeout.
-func (s *locks) lockCall(ctx context.Context, op *store.LockOp, inv invocation, late func([]reply)) (any, error) {
+func (s *locks) lockCall(ctx context.Context, op *store.LockOp, inv invocation, late lateReader) (any, error) {
 	timed, ok := s.client.(interface {
 		WithTimeout(time.Duration) *redis.Client
 	})

@@ -46,14 +46,21 @@ func newKeyspace(namespace string) (keyspace, error) {
 // lie in different slots. So a key that is empty or starts with '}' gets a '%'
 // in front, and so does a key that starts with '%', to keep names apart.
 func (s keyspace) entry(k string) string {
+	before, k := s.around(k)
+	return s.namespace + before + k + "}"
+}
+
+// around returns the rest of the name of the key that holds k's entry: before and after which
+// stand the namespace and a brace.
+func (s keyspace) around(k string) (before, safe string) {
 	switch {
 	case len(k) > maxKeyInName:
 		sum := sha256.Sum256([]byte(k))
-		return s.namespace + ":{%#" + hex.EncodeToString(sum[:]) + "}"
+		return ":{%#", hex.EncodeToString(sum[:])
 	case k == "" || k[0] == '}' || k[0] == '%':
-		return s.namespace + ":{%" + k + "}"
+		return ":{%", k
 	}
-	return s.namespace + ":{" + k + "}"
+	return ":{", k
 }
 
 // entryOf is entry for prefix+k.
@@ -90,23 +97,24 @@ type names struct{ entry, lease, tries, pause, failures, unfailed, wake keyArg }
 // noneFailed stands in a key's name where there is no token.
 const noneFailed = "none"
 
-// names share their memory: two allocations instead of seven.
 func (s keyspace) names(k string) *names {
-	e := s.entry(k)
-	all := e + ":lease" + e + ":tries" + e + ":pause" + e + ":failures" + e + ":failed:" + noneFailed + e + ":wake"
-	next := func(suffix int) (name keyArg) {
-		name, all = keyArg(all[:len(e)+suffix]), all[len(e)+suffix:]
-		return name
+	n := &names{}
+	n.set(s, k)
+	return n
+}
+
+// set builds the names of k. They share their memory: one allocation instead of seven.
+func (n *names) set(s keyspace, k string) {
+	before, k := s.around(k)
+	size := len(s.namespace) + len(before) + len(k) + len("}")
+	all := make([]byte, 0, 7*size+len(":lease:tries:pause:failures:failed:"+noneFailed+":wake"))
+	next := func(suffix string) keyArg {
+		start := len(all)
+		all = append(append(append(append(append(all, s.namespace...), before...), k...), '}'), suffix...)
+		return keyArg(unsafe.String(&all[start], len(all)-start)) // nothing is written twice: there is room for all
 	}
-	return &names{
-		entry:    keyArg(e),
-		lease:    next(len(":lease")),
-		tries:    next(len(":tries")),
-		pause:    next(len(":pause")),
-		failures: next(len(":failures")),
-		unfailed: next(len(":failed:" + noneFailed)),
-		wake:     next(len(":wake")),
-	}
+	n.entry, n.lease, n.tries, n.pause = next(""), next(":lease"), next(":tries"), next(":pause")
+	n.failures, n.unfailed, n.wake = next(":failures"), next(":failed:"+noneFailed), next(":wake")
 }
 
 // failed is the key that tells how the fetch of token t failed. The token
@@ -128,6 +136,14 @@ func (k keyArg) String() string { return string(k) }
 
 // MarshalBinary implements [encoding.BinaryMarshaler].
 func (k keyArg) MarshalBinary() ([]byte, error) { return bytesOf(string(k)), nil }
+
+// A bytesArg is bytes as an argument of a command: a pointer to them needs no allocation.
+type bytesArg []byte
+
+func (b bytesArg) String() string { return string(b) }
+
+// MarshalBinary implements [encoding.BinaryMarshaler].
+func (b bytesArg) MarshalBinary() ([]byte, error) { return b, nil }
 
 // entries is entry for many keys, of which each has the prefix in front. Their names
 // share their memory.

@@ -511,7 +511,7 @@ func TestRefusalsNameTheirNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := redistest.RunEmbeddedInMemory(t).Client()
 		s := opened(t, client, redisstore.Options{})
-		if err := client.HSet(t.Context(), "test:{k}:lease", "a", "b").Err(); err != nil {
+		if err := client.HSet(t.Context(), "test:{k}:tries", "a", "b").Err(); err != nil {
 			t.Fatal(err)
 		}
 		a := acquire(t.Context(), s, lasting("k"))

@@ -85,7 +85,7 @@ func (s *Store) rehearseLease(ctx context.Context, key string, r store.Return) e
 		return err
 	}
 	r.Lease = &store.Lease{Key: key, Token: q.token}
-	_, _, err := s.call(ctx, "giving back", s.returning(&r), nil)
+	_, _, err := s.call(ctx, "giving back", s.returning(&handBack{}, &r), nil)
 	return err
 }
 

@@ -75,7 +75,12 @@ func (q *queue) do(ctx context.Context, r *request) (fate, error) {
 // start sends a request; await waits for its end.
 func (q *queue) start(ctx context.Context, r *request) {
 	n := q.n
-	r.values, r.done = ctx, make(chan struct{})
+	r.values = ctx
+	if done, ok := n.s.dones.Get().(chan struct{}); ok {
+		r.done = done
+	} else {
+		r.done = make(chan struct{}, 1)
+	}
 	switch err := store.Ended(ctx); {
 	case err != nil:
 		r.end(queued, withdrawn, fmt.Errorf("%w: %w", errEndedBefore, err))
@@ -88,7 +93,9 @@ func (q *queue) start(ctx context.Context, r *request) {
 	}
 }
 
+// await is called once for a request.
 func (q *queue) await(ctx context.Context, r *request) (fate, error) {
+	defer q.n.s.dones.Put(r.done) // whatever ended the request, the channel is empty again
 	var ended <-chan struct{}
 	if ctx != nil {
 		ended = ctx.Done()

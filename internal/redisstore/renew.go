@@ -50,7 +50,7 @@ func (s *leases) renew(batch []renewal) {
 			r, names := batch[i], s.names.names(batch[i].key)
 			all[j] = extendScript.invoke(2, &names.lease, &names.tries, r.token[:], r.ttl.Milliseconds(), r.window.Milliseconds())
 		}
-		return n.scripts, scriptRequest(func(late []reply) { s.renewed(batch, places, sent, late) }, all...)
+		return n.scripts, scriptRequest(lateFunc(func(late []reply) { s.renewed(batch, places, sent, late) }), all...)
 	})
 	for _, x := range xs {
 		if fate, err := x.await(context.WithoutCancel(s.ctx)); fate == gotAnswer && err == nil {

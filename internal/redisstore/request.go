@@ -26,7 +26,7 @@ type request struct {
 	state atomic.Int32
 	err   error         // classified; of the whole request
 	batch batch         // the memory of the batch that the request is the first of
-	done  chan struct{} // closed when the request has ended; nil: then is told
+	done  chan struct{} // holds one, when the request has ended; nil: then is told
 	then  interface {   // by the goroutine that ends the request: it must be quick
 		ended(r *request)
 	}
@@ -60,7 +60,7 @@ func (r *request) end(from, to int32, err error) bool {
 	if r.then != nil {
 		r.then.ended(r)
 	} else {
-		close(r.done)
+		r.done <- struct{}{}
 	}
 	return true
 }
@@ -68,7 +68,7 @@ func (r *request) end(from, to int32, err error) bool {
 // answer ends a request that was sent, or deals with its answer if it was left.
 func (r *request) answer(err error) {
 	if !r.end(sending, answered, err) && err == nil && r.scripts != nil && r.scripts.late != nil {
-		r.scripts.late(r.scripts.replies)
+		r.scripts.late.answeredLate(r.scripts.replies)
 	}
 }
 

@@ -81,8 +81,11 @@ func (inv *invocation) key() string {
 // size is about the bytes of its arguments.
 func (inv *invocation) size() (n int) {
 	for _, arg := range inv.words[firstKey+inv.words[2].(int):] {
-		if b, ok := arg.([]byte); ok {
+		switch b := arg.(type) {
+		case []byte:
 			n += len(b)
+		case *bytesArg:
+			n += len(*b)
 		}
 	}
 	return n
@@ -114,9 +117,16 @@ func (once) NoRetry() bool { return true }
 type scripts struct {
 	all     []invocation
 	replies []reply
-	late    func([]reply) // deals with replies that come after the request was left; nil: nothing does
-	memory  [1]reply      // of the replies, if the script goes alone
+	late    lateReader // nil: none
+	memory  [1]reply   // of the replies, if the script goes alone
 }
+
+// A lateReader deals with replies that come after the request was left.
+type lateReader interface{ answeredLate(late []reply) }
+
+type lateFunc func(late []reply)
+
+func (f lateFunc) answeredLate(late []reply) { f(late) }
 
 // A reply is the answer of a script.
 type reply struct {
@@ -136,19 +146,26 @@ func newScriptQueue(n *node) *queue {
 	return newQueue(n, batchLimits{weight: fullScripts, bytes: fullScriptBytes, full: 6, side: 2, few: 2 * fullScripts}, n.sendScripts)
 }
 
-// scriptRequest is a request that carries scripts out.
-func scriptRequest(late func([]reply), all ...invocation) *request {
-	r := &struct {
-		request
-		scripts
-		one [1]invocation // the memory of all, if it is one
-	}{scripts: scripts{late: late}}
-	r.all = append(r.one[:0], all...)
-	r.request.scripts, r.weight = &r.scripts, len(all)
+// A scriptCall is a request that carries scripts out.
+type scriptCall struct {
+	request
+	scripts
+	one [1]invocation // the memory of all, if it is one
+}
+
+// scriptRequest is a request that carries scripts out. Nil: there is no late reader.
+func scriptRequest(late lateReader, all ...invocation) *request {
+	return (&scriptCall{}).of(late, all...)
+}
+
+// of is scriptRequest with its memory, which is zero.
+func (c *scriptCall) of(late lateReader, all ...invocation) *request {
+	c.late, c.all = late, append(c.one[:0], all...)
+	c.request.scripts, c.weight = &c.scripts, len(all)
 	for i := range all {
-		r.bytes += all[i].size()
+		c.bytes += all[i].size()
 	}
-	return &r.request
+	return &c.request
 }
 
 // sendScripts carries the scripts of all requests out in one pipeline, each once. Those
@@ -227,14 +244,18 @@ func (n *node) pipeline(ctx context.Context, pipe redis.Pipeliner, all []*invoca
 	return failed
 }
 
-// call carries one script out and returns its answer. late deals with an answer that comes
-// after noAnswer was returned.
-func (s *core) call(ctx context.Context, op string, inv invocation, late func([]reply)) (any, fate, error) {
+// call carries one script out and returns its answer.
+func (s *core) call(ctx context.Context, op string, inv invocation, late lateReader) (any, fate, error) {
+	return s.callIn(&scriptCall{}, ctx, op, inv, late)
+}
+
+// callIn is call with memory for the request.
+func (s *core) callIn(memory *scriptCall, ctx context.Context, op string, inv invocation, late lateReader) (any, fate, error) {
 	n, err := s.topo.node(inv.key())
 	if err != nil {
 		return nil, notSent, err
 	}
-	r := scriptRequest(late, inv)
+	r := memory.of(late, inv)
 	fate, err := n.scripts.do(ctx, r)
 	if fate != gotAnswer {
 		return nil, fate, err
@@ -251,7 +272,7 @@ const tryAgainWait = 10 * time.Millisecond
 
 // settled resends a script that was certainly not carried out, for most of RedisTimeout:
 // that its slot was not there in time is to be the answer, and not that the node was not.
-func (s *core) settled(ctx context.Context, n *node, inv invocation, a reply, late func([]reply)) reply {
+func (s *core) settled(ctx context.Context, n *node, inv invocation, a reply, late lateReader) reply {
 	for end := time.Now().Add(s.opts.RedisTimeout * 3 / 4); notCarriedOut(a.err) && time.Now().Before(end); {
 		if redis.IsTryAgainError(a.err) && sleep(ctx, tryAgainWait) != nil {
 			break
@@ -277,7 +298,7 @@ func optional(t store.Token) any {
 	if t.IsZero() {
 		return ""
 	}
-	return t[:]
+	return slices.Clone(t[:]) // t itself would be allocated for none, too
 }
 
 // flag is a truth as an argument.

@@ -153,9 +153,7 @@ func (s *tags) splitLookUp(ctx context.Context, n *node, names []string) (own []
 // hasEnded reports whether await need not wait.
 func (l *lookUp) hasEnded() bool {
 	for _, x := range l.xs {
-		select {
-		case <-x.r.done:
-		default:
+		if len(x.r.done) == 0 {
 			return false
 		}
 	}

@@ -38,8 +38,12 @@ func TestHeldTellsHowManyProcessesWait(t *testing.T) {
 						break
 					}
 				}
-				full := lasting("k")
-				full.LastHeld = lease.Token
+				brief.LastHeld = lease.Token
+				if last = acquire(t.Context(), s, brief); last.Err != nil || last.Verdict != store.Held || last.Waiting == 0 || last.TTL != 0 {
+					t.Fatalf("a brief answer to a subscribed process: %+v", last)
+				}
+				full := brief
+				full.Brief = false
 				last = acquire(t.Context(), s, full)
 			}
 			if last.Err != nil || last.Verdict != store.Held || last.Waiting != waiters || last.TTL <= 0 || last.Unwatched {

@@ -1,6 +1,9 @@
 package store
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Signal tells the end of a lease, or the state of the subscription that reports it.
 type Signal byte
@@ -60,15 +63,15 @@ type Message struct {
 
 // Encode returns the message as it travels: one byte of signal, 16 of token,
 // then the body.
-func (m *Message) Encode() []byte {
+func (m *Message) Encode() []byte { return m.Append(nil) }
+
+// Append appends the message as it travels.
+func (m *Message) Append(b []byte) []byte {
 	if m.Signal == Traced {
 		m = &Message{Signal: Released, Body: append(m.Token[:], m.Body...)}
 	}
-	b := make([]byte, 1+TokenSize+len(m.Body))
-	b[0] = byte(m.Signal)
-	copy(b[1:], m.Token[:])
-	copy(b[1+TokenSize:], m.Body)
-	return b
+	b = append(slices.Grow(b, 1+TokenSize+len(m.Body)), byte(m.Signal))
+	return append(append(b, m.Token[:]...), m.Body...)
 }
 
 // ParseMessage reads the output of [Message.Encode]; the body is not copied. It

@@ -85,8 +85,9 @@ type Request struct {
 	// Suspect is a holder that looked unwatched 50 ms ago or longer. If it still does, its
 	// lease is taken over.
 	Suspect Token
-	// Brief says that the caller will ask again at once if the lease is held: of the answer
-	// Held it needs no more than the Holder. The rest may be zero.
+	// Brief says that the caller will ask again if the lease is held: of the answer Held it
+	// needs no TTL if the holder is watched, and no more than the Holder without a LastHeld.
+	// The rest may be zero.
 	Brief bool
 	// Once returns the error of an acquire that was not answered, instead of asking once
 	// more: the caller has other means.

@@ -385,14 +385,14 @@ func (c *call) giveAway(turn *guard.Turn[*httpcache.Page], d *download) {
 // record stores a response under a turn when its body is whole.
 func (c *call) record(turn *guard.Turn[*httpcache.Page], op *opening, dec decision) {
 	var over atomic.Bool
-	timer := time.AfterFunc(time.Until(c.began.Add(c.x.t.fetchTimeout)), func() {
+	inTime := httpcache.AfterFunc(time.Until(c.began.Add(c.x.t.fetchTimeout)), turn, func(turn *guard.Turn[*httpcache.Page]) {
 		// The next herd would wait in vain for such a body as well.
 		if over.CompareAndSwap(false, true) {
 			turn.Fill.Private = true
 			turn.Store(nil)
 		}
 	})
-	defer timer.Stop()
+	defer inTime()
 	body, err := op.d.record()
 	switch {
 	case !over.CompareAndSwap(false, true):

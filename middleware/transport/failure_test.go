@@ -88,6 +88,10 @@ func TestServesStaleIfErrorAndOnlyThen(t *testing.T) {
 				case want == 200:
 					wantAnswer(t, r, 200, "hello")
 					wantCacheStatus(t, r, "fwd=stale", "fwd-status=503", "detail=stale-if-error")
+				case strings.Contains(r.cacheStatus(), "fwd-status=503;collapsed"): // it waited for a refresh from before the expiry
+					if r.StatusCode != 503 {
+						t.Errorf("got %d, want 503", r.StatusCode)
+					}
 				default:
 					wantAnswer(t, r, 503, "down")
 				}

@@ -95,6 +95,10 @@ type Options struct {
 	FailClosed bool
 	// MaxUnguarded bounds the calls of a process at such a time. Default 256.
 	MaxUnguarded int
+	// Reserve bounds the memory of the responses that this process keeps for such a time. Its
+	// MaxBytes is 32 MiB by default; [guard.Off] keeps none, and then no response is served
+	// that another process has deleted meanwhile.
+	Reserve guard.Reserve
 
 	// # Reports
 

@@ -69,7 +69,7 @@ func New(store cache.Store, o Options) (*Transport, error) {
 		WaitTimeout: o.WaitTimeout + wait, OnWaitTimeout: guard.StaleOrFetch,
 		FailClosed: o.FailClosed, MaxUnguarded: o.MaxUnguarded,
 		MaxBytes: most + maxHeader, Codec: httpcache.Codec{}, Errors: httpcache.Errors(nil),
-		Near: o.Near, Observer: o.Observer,
+		Near: o.Near, Reserve: o.Reserve, Observer: o.Observer,
 	})
 	if err := errors.Join(err, o.validate()); err != nil {
 		if g != nil {

@@ -121,13 +121,13 @@ func (n *network) describe(m *command, cmd redis.Cmder) (label string) {
 	case "seen":
 		return m.name // it has no key, or one of no entry
 	case "acquire", "fill", "fail", "release", "extend":
-		m.token = string(args[3+keys].([]byte))
+		m.token = text(args[3+keys])
 	case "set":
-		m.token = string(args[3+keys].([]byte)[:store.TokenSize])
+		m.token = text(args[3+keys])[:store.TokenSize]
 	}
 	label = m.name + how + " " + fmt.Sprint(args[3])
 	if m.is("release") || m.is("extend") {
-		label += " of " + n.owner.w.tokenName(string(args[3+keys].([]byte)))
+		label += " of " + n.owner.w.tokenName(text(args[3+keys]))
 	}
 	return label
 }
@@ -135,13 +135,18 @@ func (n *network) describe(m *command, cmd redis.Cmder) (label string) {
 // arg is an argument of a command's script, after its keys.
 func (m *command) arg(i int) string {
 	args := m.c.cmds[m.place].Args()
-	switch v := args[3+args[2].(int)+i].(type) {
+	return text(args[3+args[2].(int)+i])
+}
+
+// text is an argument as the server gets it.
+func text(arg any) string {
+	switch v := arg.(type) {
 	case []byte:
 		return string(v)
-	case string:
-		return v
+	case *int64:
+		return fmt.Sprint(*v)
 	default:
-		return fmt.Sprint(v)
+		return fmt.Sprint(v) // a name or bytes behind a pointer have a method String
 	}
 }
 

@@ -157,7 +157,11 @@ func (b *book) replied(w *world, m *command, before map[string]content) {
 	case m.is("spend"), m.is("settle"):
 		b.paid(w, m)
 	case m.is("acquire"):
-		b.asked(w, m, before[m.key], reply.([]any))
+		all, ok := reply.([]any)
+		if !ok {
+			all = []any{"granted", int64(0), reply, int64(0)} // the short form of a plain grant
+		}
+		b.asked(w, m, before[m.key], all)
 	case m.is("extend") && reply == int64(1):
 		// A Reset has forgotten the attempts, that of the holder too.
 		if left := w.server.TTL(m.key + ":tries"); left > 0 && left < w.plan.window()-ms {

@@ -31,7 +31,8 @@
 //     back.
 //   - budget: fetches are paid from a guard/budget. The fleet never exceeds the limit
 //     while Redis is there, and makes no call that was not granted.
-//   - turns: callers fetch in steps of their own, as HTTP does (guard.Begin).
+//   - turns: callers fetch in steps of their own, as HTTP does (guard.Begin). Some show
+//     their value before the end of the turn, and the barrier holds for it as well.
 //   - memory: the store is a memory store, and a gate in place of the network holds
 //     and loses calls. The gate takes the place of the look into Redis.
 //

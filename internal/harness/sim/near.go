@@ -10,7 +10,7 @@ import (
 // Sights are the rare things that seeds must have shown for their checks to say
 // anything.
 var Sights = []string{
-	"near value", "reserve value", "stale near value, allowed", "reload", "soft timeout", "open breaker",
+	"near value", "preview", "reserve value", "stale near value, allowed", "reload", "soft timeout", "open breaker",
 	"call while the breaker was open", "paid fetch", "exhausted budget", "exhausted grant", "turn",
 }
 

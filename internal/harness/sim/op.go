@@ -54,14 +54,15 @@ type op struct {
 	rng      *rand.Rand
 
 	// Written by its goroutine, read when that has ended.
-	value  string
-	source guard.Source
-	err    error
-	values map[string]string // of getMany, as errs
-	errs   map[string]error
-	end    int
-	took   time.Time
-	turnAt time.Time // a turn was given: to end it takes the time of a command, whatever the deadline; zero: none was
+	value     string
+	source    guard.Source
+	err       error
+	values    map[string]string // of getMany, as errs
+	errs      map[string]error
+	end       int
+	took      time.Time
+	previewed bool      // the value is one that is not stored: a preview, or it was refused
+	turnAt    time.Time // a turn was given: to end it takes the time of a command, whatever the deadline; zero: none was
 
 	before content // of a Get's key, when it came
 	away   bool    // the breaker was open for long when it came
@@ -191,20 +192,21 @@ func (w *world) done(o *op) bool {
 
 // A fetch is one run of a caller's fetch function, for one key.
 type fetch struct {
-	name    string
-	ctx     context.Context
-	op      *op
-	key     string
-	token   string // of its lease; empty: none
-	start   int    // step
-	began   time.Time
-	ready   time.Time // it may end from then on
-	private bool
-	renews  string // the value that it finds to be good still; empty: none
-	ending  ending
-	heeds   bool
-	finish  chan struct{}
-	ended   int // step; 0: it runs
+	name      string
+	ctx       context.Context
+	op        *op
+	key       string
+	token     string // of its lease; empty: none
+	start     int    // step
+	began     time.Time
+	ready     time.Time // it may end from then on
+	private   bool
+	previewed bool   // its value was shown before its end
+	renews    string // the value that it finds to be good still; empty: none
+	ending    ending
+	heeds     bool
+	finish    chan struct{}
+	ended     int // step; 0: it runs
 
 	// Of several that are one call of GetMany's fetch. The first decides when all
 	// of them end.

@@ -185,7 +185,7 @@ func (p *process) tokens() map[uint64]int {
 		}
 		return all
 	}
-	ledger := store.FieldByName("ledger").Elem()
+	ledger := store.FieldByName("leases").Elem().FieldByName("ledger").Elem()
 	defer lock(ledger)()
 	for it := ledger.FieldByName("tokens").MapRange(); it.Next(); {
 		all[it.Value().Elem().FieldByName("state").Uint()]++

@@ -139,7 +139,7 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 		b.gaveReserve(w, o, given, f, s.at)
 		return
 	}
-	if !stored && o.start > from {
+	if !stored && o.start > from && !b.wasPreviewed(o, f) {
 		w.violate("sharing", "%v, which came at step %d, was given %q, which was never stored, and %s at step %d", o, o.start, given, what, from)
 	}
 	if f != nil && f.private && f.op != o {
@@ -153,6 +153,11 @@ func (b *book) gaveValue(w *world, o *op, key, given string) {
 	if stored && o.began.Sub(s.at) > oldest {
 		w.violate("age", "%v was given %q, stored %v before it came, and values last %v", o, given, o.began.Sub(s.at), oldest)
 	}
+}
+
+// wasPreviewed reports whether the op may have a fetch's value before the fetch's end.
+func (b *book) wasPreviewed(o *op, f *fetch) bool {
+	return o.previewed && f != nil && f.previewed && f.op.p == o.p
 }
 
 // mayBeReserved reports whether a value that the op was given may be of the reserve. GetMany

@@ -15,6 +15,11 @@ func (o *op) runInSteps(ctx context.Context) {
 	r, t, err := o.p.guard.Begin(ctx, o.key, refresh)
 	if t == nil {
 		o.value, o.source, o.err = r.Value, r.Source, err
+		if o.previewed = err == nil && r.Source == guard.Waited && !r.Stored; o.previewed {
+			o.w.mu.Lock()
+			defer o.w.mu.Unlock()
+			o.w.sights["preview"]++
+		}
 		return
 	}
 	o.w.mu.Lock()
@@ -33,6 +38,10 @@ func (o *op) step(ctx context.Context, t *guard.Turn[string]) (string, error) {
 		f.ending = failure // they would end the caller, and not a fetch
 	}
 	o.w.begin(f)
+	if o.seed&2 != 0 && f.ending == value && f.renews == "" && !f.private {
+		f.previewed = true
+		t.Preview(f.text())
+	}
 	ended := sync.OnceFunc(func() { o.w.finished(f) })
 	defer ended()
 	select {

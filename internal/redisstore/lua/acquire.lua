@@ -14,7 +14,8 @@
 --      10 liveness              1, or 0 where processes can't be watched
 --      11 wake channel          which waiting processes are subscribed to
 --      12 SPUBLISH              if that is a sharded channel, or PUBLISH
---      13 brief                 1: of a holder, only its token is to be told
+--      13 brief                 1: of a holder, only its token is to be told, or to a caller
+--                               with a last-held all but the pttl
 --
 -- Replies
 --   {"entry", bytes, s, us}         an entry is stored that the caller has not seen;
@@ -23,12 +24,13 @@
 --   {"paused", failure, pttl}       no process may fetch yet
 --   {"unsubscribed"}                the caller's own process isn't watched on this node
 --   {"held", token, pttl, u, n}     u: 1 if it was watched when granted and isn't now;
---                                   n: how many processes wait for it, or fewer. In a brief
---                                   answer these are 0
+--                                   n: how many processes wait for it, or fewer. Numbers
+--                                   that are not told are 0
 --   {"quarantined", pttl}           too many holders died
 --   {"granted", taken over, tries, failures}
 --                                   taken over: 1 if the holder before had died;
 --                                   failures: those in a row that asked for a pause
+--   tries                           granted, and the other two are 0
 
 local token, seen, suspect, over = ARGV[1], ARGV[3], ARGV[5], ARGV[6]
 
@@ -41,12 +43,21 @@ end
 -- denied every process counts as watched: no ACL declares a holder dead.
 local function unwatched(reply, nth) return reply.err == nil and reply[2 * nth] == 0 end
 
-local lease = redis.call('GET', KEYS[2])
+-- A caller that has seen nothing is told any entry. One MGET then saves a command. Where it
+-- is denied, two are sent.
+local lease, entry
+local first = seen == '' and ARGV[4] == ''
+local both = first and redis.pcall('MGET', KEYS[2], KEYS[1])
+if both and not both.err then
+  lease, entry = both[1], both[2]
+else
+  lease, both = redis.call('GET', KEYS[2]), nil
+end
 if lease and #lease ~= 17 then lease = false end -- foreign bytes are no lease
 
 -- For a caller that has seen nothing of the key there is most often nothing at all.
 -- One EXISTS then saves four commands. Where it is denied, those are sent.
-local nothing = not lease and seen == '' and ARGV[4] == '' and
+local nothing = not lease and first and
   redis.pcall('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[6]) == 0
 
 -- A script that stores an entry or a failure ends the lease. So while the lease is the
@@ -54,10 +65,11 @@ local nothing = not lease and seen == '' and ARGV[4] == '' and
 if not nothing and (not lease or lease:sub(1, 16) ~= ARGV[4]) then
   -- A key of a foreign type has no first bytes: it counts as no entry, and the
   -- fill's SET replaces it.
-  local head = redis.pcall('GETRANGE', KEYS[1], 0, 15)
+  local head = entry
+  if not both then head = redis.pcall('GETRANGE', KEYS[1], 0, 15) end
   if type(head) == 'string' and head ~= '' and head ~= seen then
     local now = redis.call('TIME')
-    return {'entry', redis.call('GET', KEYS[1]), now[1], now[2]}
+    return {'entry', entry or redis.call('GET', KEYS[1]), now[1], now[2]}
   end
   if ARGV[4] ~= '' then
     local failure = redis.call('GET', KEYS[5])
@@ -71,7 +83,8 @@ if not nothing and (not lease or lease:sub(1, 16) ~= ARGV[4]) then
   end
 end
 
-if lease and ARGV[13] == '1' and lease:sub(1, 16) ~= over then return {'held', lease:sub(1, 16), 0, 0, 0} end
+local brief = ARGV[13] == '1'
+if lease and brief and ARGV[4] == '' and lease:sub(1, 16) ~= over then return {'held', lease:sub(1, 16), 0, 0, 0} end
 
 -- One command tells of the caller, of the holder and of those that wait for it.
 local liveness, abandoned, waiting = ARGV[10] == '1', false, 0
@@ -92,13 +105,18 @@ if lease then
   if holder == suspect and abandoned then
     takenover = 1
   elseif holder ~= over then
-    local left = redis.call('PTTL', KEYS[2])
-    if left == -1 then -- the expiry was removed by hand
-      left = tonumber(ARGV[2])
-      redis.call('PEXPIRE', KEYS[2], left)
+    -- A holder that is watched renews its lease, so a brief answer leaves the PTTL out.
+    local left = 0
+    if not brief or abandoned or not liveness or lease:sub(17, 17) ~= '1' then
+      left = redis.call('PTTL', KEYS[2])
+      if left == -1 then -- the expiry was removed by hand
+        left = tonumber(ARGV[2])
+        redis.call('PEXPIRE', KEYS[2], left)
+      end
+      left = math.max(left, 1)
     end
     if ARGV[12] == 'SPUBLISH' then waiting = redis.pcall('PUBSUB', 'SHARDNUMSUB', ARGV[11])[2] or 0 end
-    return {'held', holder, math.max(left, 1), abandoned and 1 or 0, waiting}
+    return {'held', holder, left, abandoned and 1 or 0, waiting}
   end
 end
 
@@ -128,4 +146,5 @@ local failures = tonumber(not nothing and redis.call('GET', KEYS[6]) or 0) or 0
 tries = tries + redis.call('SADD', KEYS[3], token)
 redis.call('PEXPIRE', KEYS[3], ARGV[8])
 redis.call('SET', KEYS[2], token .. (liveness and '1' or '0'), 'PX', ARGV[2])
+if takenover == 0 and failures == 0 then return tries end
 return {'granted', takenover, tries, failures}
