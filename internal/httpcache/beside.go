@@ -12,19 +12,20 @@ import (
 const besideWithin = 100 * time.Millisecond
 
 // BeginBeside takes the turn of a key beside a page's, for a response that no request waits
-// for: a POST's, or a part. It returns nil if another caller has the turn or if the store
-// does not answer in time.
+// for: a POST's, or a part. It returns nil if another caller has the turn for 100 ms more, or
+// if the store does not answer in time.
 //
 // An invalidation during the response must win, whichever process it comes from. A request
 // that no other one waits for can't have the page's turn from its start: requests for the page
 // would wait. Invalidations delete the key beside the page before the page itself. At its end
-// the response takes the page's turn, too, and ends both with [EndBeside]. An invalidation from before the end of the first turn makes that end fail. A
-// later one finds the page's turn, or the page.
+// the response takes the page's turn, too, and ends both with [EndBeside]. An invalidation
+// from before the end of the first turn makes that end fail. A later one finds the page's turn,
+// or the page.
 func BeginBeside(ctx context.Context, g *guard.Guard[*Page], key string, opts ...guard.CallOption) *guard.Turn[*Page] {
 	ctx, cancel := context.WithTimeout(ctx, besideWithin)
 	defer cancel()
-	// Also does not wait for another caller, but needs some turn. No other request has that of
-	// a random key.
+	// Also waits for another caller for 100 ms at most, but needs some turn. No other request has
+	// that of a random key.
 	kind, _, _ := strings.Cut(key, " ")
 	_, door, _ := g.Begin(ctx, kind+" "+RandomName(), nil)
 	if door == nil {

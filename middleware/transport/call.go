@@ -251,7 +251,7 @@ func (c *call) ask(ctx context.Context, stale *httpcache.Page, have *part) (*res
 	now := stale != nil && !stale.Freshness.NeverStale && !x.control.NoCache
 	d, err := c.open(ctx, attempt{p: x.p, now: now, sent: &began}, req, have)
 	if errors.Is(err, errNotTheRest) {
-		_ = x.t.guard.Delete(ctx, x.partKey())
+		x.forgetPart()
 		c.fwd = missed
 		return c.ask(ctx, stale, nil)
 	}
@@ -259,7 +259,7 @@ func (c *call) ask(ctx context.Context, stale *httpcache.Page, have *part) (*res
 		return nil, err
 	}
 	if have != nil && d.resp.StatusCode == http.StatusOK && !rfc9111.Combines(d.resp.Header, have.page.Header) {
-		_ = x.t.guard.Delete(ctx, x.partKey()) // it is outdated
+		x.forgetPart() // it is outdated
 	}
 	r := &response{d: d, began: began, arrived: time.Now()}
 	if !asked || d.resp.StatusCode != http.StatusNotModified {
@@ -292,7 +292,7 @@ func (c *call) open(ctx context.Context, a attempt, req *http.Request, have *par
 	resp, err := c.x.t.send(up, a, req.WithContext(up)) //nolint:bodyclose // the download closes it
 	stop()
 	if err == nil && have != nil {
-		if err = have.complete(resp); err != nil {
+		if resp, err = have.complete(resp, c.x.forgetPart); err != nil {
 			discard(resp)
 		}
 	}

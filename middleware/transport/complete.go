@@ -56,38 +56,42 @@ func (x *exchange) completable() *part {
 // errNotTheRest says that a response has neither the rest of a part nor the whole.
 var errNotTheRest = errors.New("transport: the response has not the range that was asked for")
 
-// complete changes the response to a request for the rest of a part to one for the whole. A
-// response that is no part stays as it is.
-func (p *part) complete(resp *http.Response) error {
+// complete makes the response to a request for the rest of a part one for the whole. A response
+// that is no part stays as it is. outdated is called if the rest breaks off, or is too long.
+func (p *part) complete(resp *http.Response, outdated func()) (*http.Response, error) {
 	rest, _ := p.is.Rest()
 	is, ok := rfc9111.PartOf(resp.StatusCode, resp.Header)
 	switch {
 	case resp.StatusCode == http.StatusRequestedRangeNotSatisfiable:
-		return errNotTheRest // the whole is shorter by now
+		return resp, errNotTheRest // the whole is shorter by now
 	case resp.StatusCode != http.StatusPartialContent:
-		return nil
+		return resp, nil
 	case !ok || is != rest || !rfc9111.Combines(resp.Header, p.page.Header), resp.ContentLength >= 0 && resp.ContentLength != rest.Size():
-		return errNotTheRest
+		return resp, errNotTheRest
 	}
-	h := rfc9111.WholeHeader(rfc9111.CombinedHeader(p.page.Header, resp.Header))
-	h.Set("Content-Length", strconv.FormatInt(rest.Total, 10))
-	upstream := resp.Body
-	body := io.MultiReader(bytes.NewReader(p.page.Body), &exactly{upstream, rest.Size()})
+	// The base adds trailers to its own response. They may be about the rest: a digest, say.
+	whole := *resp
+	whole.Trailer = nil
+	whole.Header = rfc9111.WholeHeader(rfc9111.CombinedHeader(p.page.Header, resp.Header))
+	delete(whole.Header, "Trailer")
+	whole.Header.Set("Content-Length", strconv.FormatInt(rest.Total, 10))
+	body := io.MultiReader(bytes.NewReader(p.page.Body), &exactly{resp.Body, rest.Size(), outdated})
 	if rest.First == 0 {
-		body = io.MultiReader(&exactly{upstream, rest.Size()}, bytes.NewReader(p.page.Body))
+		body = io.MultiReader(&exactly{resp.Body, rest.Size(), outdated}, bytes.NewReader(p.page.Body))
 	}
-	resp.Status, resp.StatusCode, resp.Header, resp.ContentLength = "200 OK", http.StatusOK, h, rest.Total
-	resp.Body = struct {
+	whole.Status, whole.StatusCode, whole.ContentLength = "200 OK", http.StatusOK, rest.Total
+	whole.Body = struct {
 		io.Reader
 		io.Closer
-	}{body, upstream}
-	return nil
+	}{body, resp.Body}
+	return &whole, nil
 }
 
 // An exactly reads a number of bytes, and fails if there are fewer or more.
 type exactly struct {
-	from io.Reader
-	left int64
+	from  io.Reader
+	left  int64
+	wrong func() // called then
 }
 
 // Read implements [io.Reader].
@@ -98,7 +102,10 @@ func (e *exactly) Read(p []byte) (int, error) {
 	n, err := e.from.Read(p)
 	switch e.left -= int64(n); {
 	case e.left < 0, err == io.EOF && e.left > 0:
-		return 0, io.ErrUnexpectedEOF
+		n, err = 0, io.ErrUnexpectedEOF
+	}
+	if err == io.ErrUnexpectedEOF {
+		e.wrong()
 	}
 	return n, err
 }

@@ -323,3 +323,82 @@ func TestGetLooksForPartsOfHostsWithParts(t *testing.T) {
 		}
 	})
 }
+
+// An upstream that does not send the rest, now and always, does not keep a GET from the whole.
+func TestRestThatBreaksOffDeletesThePart(t *testing.T) {
+	inFleets(t, func(t *testing.T, open openFleet) {
+		for name, sent := range map[string]string{"short": "45", "long": "4567890", "broken": "45!"} {
+			v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("If-Range") == "" {
+					serving(digits, `"1"`)(w, r)
+					return
+				}
+				w.Header().Set("Etag", `"1"`)
+				w.Header().Set("Content-Range", "bytes 4-9/10")
+				if name == "broken" {
+					w.Header().Set("Content-Length", "6")
+				}
+				w.WriteHeader(206)
+				w.(http.Flusher).Flush()
+				fmt.Fprint(w, sent)
+				if name == "broken" {
+					panic(http.ErrAbortHandler)
+				}
+			})
+			a := newTransport(t, open())
+			url, _ := askStored(t, a, v, "GET", "Range", "bytes=0-3")
+			if got := ask(t, a, url); got.err == nil || got.ContentLength != 10 {
+				t.Errorf("%s: %d bytes, got %q without an error", name, got.ContentLength, got.body)
+			}
+			wantAnswer(t, ask(t, a, url), 200, digits)
+			v.wantCalls(t, 3)
+		}
+	})
+}
+
+// The trailers of the rest may have its digest.
+func TestCompletedWholeHasNoTrailersOfTheRest(t *testing.T) {
+	for _, announced := range []bool{false, true} {
+		v := newVendor(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("If-Range") == "" {
+				serving(digits, `"1"`)(w, r)
+				return
+			}
+			w.Header().Set("Etag", `"1"`)
+			w.Header().Set("Content-Range", "bytes 4-9/10")
+			if announced {
+				w.Header().Set("Trailer", "Content-Digest")
+			}
+			w.WriteHeader(206)
+			w.(http.Flusher).Flush()
+			fmt.Fprint(w, "456789")
+			if w.Header().Set("Content-Digest", "sha-256=:AA==:"); !announced {
+				w.Header().Set(http.TrailerPrefix+"Content-Digest", "sha-256=:AA==:")
+			}
+		})
+		base := &http.Transport{}
+		sawTrailer := false
+		a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) {
+			o.Base = roundTripper(func(req *http.Request) (*http.Response, error) {
+				resp, err := base.RoundTrip(req)
+				if err == nil && req.Header.Get("If-Range") != "" {
+					all, _ := io.ReadAll(resp.Body)
+					sawTrailer = len(resp.Trailer) > 0
+					resp.Body = io.NopCloser(strings.NewReader(string(all)))
+				}
+				return resp, err
+			})
+		})
+		ask(t, a, v.URL, "Range", "bytes=0-3")
+		for range 2 {
+			got := ask(t, a, v.URL)
+			wantAnswer(t, got, 200, digits)
+			if len(got.Trailer) > 0 || got.Header.Get("Trailer") != "" {
+				t.Errorf("trailer %v, header %v", got.Trailer, got.Header)
+			}
+		}
+		if v.wantCalls(t, 2); !sawTrailer {
+			t.Error("the rest had no trailer")
+		}
+	}
+}

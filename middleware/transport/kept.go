@@ -16,8 +16,9 @@ type keptBody struct {
 	most   int64 // bytes to keep
 	over   func(body []byte, whole bool)
 
-	kept bytes.Buffer
-	once sync.Once
+	kept  bytes.Buffer
+	given bool // up: it is too long
+	once  sync.Once
 }
 
 // keep makes the body of a response a kept one, of a size if that is known. over is called
@@ -29,7 +30,8 @@ func (x *exchange) keep(resp *http.Response, size int64, over func(body []byte, 
 // Read implements [io.Reader].
 func (b *keptBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if have := int64(b.kept.Len() + n); have > b.most || b.size >= 0 && have > b.size {
+	if have := int64(b.kept.Len() + n); b.given || have > b.most || b.size >= 0 && have > b.size {
+		b.given, b.kept = true, bytes.Buffer{} // the rest may take long
 		b.end(false)
 	} else {
 		b.kept.Write(p[:n])

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strconv"
@@ -33,6 +34,13 @@ func (x *exchange) partKey() string {
 	custom, _ := customKey(x.p, x.own())
 	key, _ := x.t.keys.key(methodPart, x.own(), custom, x.unusual)
 	return key
+}
+
+// forgetPart deletes the stored part of the request's URL, whichever request ends meanwhile.
+func (x *exchange) forgetPart() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.ctx), storeTimeout)
+	defer cancel()
+	_ = x.t.guard.Delete(ctx, x.partKey())
 }
 
 // findPart returns the stored part of the request's URL and variant; nil: there is none.
@@ -98,7 +106,7 @@ func (x *exchange) partFor(whole *part) (p *part, want rfc9111.Part) {
 	}
 	x.t.noteParts(x.own())
 	for _, p := range []*part{x.findPart(), whole} {
-		if p == nil || whole != nil && !rfc9111.Combines(whole.page.Header, p.page.Header) || !rfc9111.IfRangeHolds(x.own().Header, p.page.Stored()) {
+		if p == nil || whole != nil && !p.isOf(whole) || !rfc9111.IfRangeHolds(x.own().Header, p.page.Stored()) {
 			continue
 		}
 		if want, within := rfc9111.RequestedPart(x.own(), p.is.Total); within && p.is.Has(want) {
@@ -106,6 +114,12 @@ func (x *exchange) partFor(whole *part) (p *part, want rfc9111.Part) {
 		}
 	}
 	return nil, want
+}
+
+// isOf reports whether a part is of the representation that a whole has. Some servers give their
+// compressed content the ETag of the plain one, and send parts of the plain one only.
+func (p *part) isOf(whole *part) bool {
+	return p.is.Total == whole.is.Total && rfc9111.Combines(whole.page.Header, p.page.Header)
 }
 
 // cut answers the request with some bytes of a part.
@@ -143,7 +157,7 @@ func (x *exchange) fetchPart(stale *part, want rfc9111.Part) (*http.Response, er
 		return nil, err
 	}
 	switch {
-	case stale != nil && resp.StatusCode == http.StatusNotModified:
+	case stale != nil && resp.StatusCode == http.StatusNotModified && len(rfc9111.Selected(resp.Header, stale.page.Header)) > 0:
 		return x.renewPart(turn, stale, want, resp, began), nil
 	case stale != nil && isFailure(resp.StatusCode) && mayServeInstead(stale.page, stale.age, x.control, &rejection{status: resp.StatusCode}):
 		discard(resp)

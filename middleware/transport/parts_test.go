@@ -334,3 +334,34 @@ func TestPartsOfALargeContentKeepTheirBytes(t *testing.T) {
 	}
 	v.wantCalls(t, calls)
 }
+
+// A response that is too long to be stored holds no memory while its client reads the rest.
+func TestResponseThatIsTooLongIsNotHeld(t *testing.T) {
+	const most = 16 << 20
+	for _, method := range []string{"GET", "POST"} {
+		body, w := io.Pipe()
+		go func() {
+			_, _ = w.Write(make([]byte, most+1))
+		}()
+		base := roundTripper(func(*http.Request) (*http.Response, error) {
+			h := http.Header{"Etag": {`"1"`}, "Cache-Control": {"public, max-age=60"}, "Content-Location": {"/"}}
+			return &http.Response{StatusCode: 200, Header: h, Body: body, ContentLength: -1}, nil
+		})
+		a := newTransport(t, memoryFleet(t)(), storePost, func(o *transport.Options) { o.Base, o.MaxBody = base, most })
+		req, _ := http.NewRequest(method, at, nil)
+		req.Header.Set("Range", "bytes=0-")
+		resp, err := a.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyN(io.Discard, resp.Body, most+1); err != nil {
+			t.Error(err)
+		}
+		reading := int64(heap())
+		resp.Body.Close()
+		resp = nil
+		if held := reading - int64(heap()); held > most/2 {
+			t.Errorf("%s: %d bytes are held", method, held)
+		}
+	}
+}

@@ -122,6 +122,45 @@ func TestNotModifiedOfAnotherPartIsAskedAgain(t *testing.T) {
 	})
 }
 
+// An upstream that answers 304 once more does not give the bytes of one version another's ETag.
+func TestNotModifiedWithoutAConditionRenewsNoPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		base := inMemory(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if calls++; calls > 1 {
+				w.Header().Set("Etag", `"2"`)
+				w.WriteHeader(304)
+				return
+			}
+			serving(digits, `"1"`)(w, r)
+		}))
+		a := newTransport(t, memoryFleet(t)(), func(o *transport.Options) { o.Base = base })
+		ask(t, a, at, "Range", "bytes=0-5")
+		time.Sleep(61 * time.Second)
+		wantAnswer(t, ask(t, a, at, "Range", "bytes=2-4"), 304, "")
+		if calls != 3 {
+			t.Errorf("%d calls", calls)
+		}
+	})
+}
+
+// Some servers give compressed content the ETag of the plain one, and send parts of the plain one.
+func TestPartGivesWayToAWholeOfAnotherLength(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plain, open := &resource{content: digits, etag: `"1"`, says: "max-age=60"}, memoryFleet(t)
+		coded := &resource{content: "coded", etag: `"1"`, says: "max-age=1", headers: []string{"Content-Encoding", "x"}}
+		a := newTransport(t, open(), func(o *transport.Options) { o.Base = inMemory(plain) })
+		b := newTransport(t, open(), func(o *transport.Options) { o.Base = inMemory(coded) })
+		ask(t, a, at, "Range", "bytes=0-3", "Accept-Encoding", "x")
+		wantAnswer(t, ask(t, b, at, "Accept-Encoding", "x"), 200, "coded")
+		synctest.Wait() // it is stored
+		for range 2 {
+			wantAnswer(t, ask(t, b, at, "Range", "bytes=0-3", "Accept-Encoding", "x"), 206, "code")
+			time.Sleep(2 * time.Second)
+		}
+	})
+}
+
 func TestStalePartStandsInForAnErrorIfItSaysSo(t *testing.T) {
 	for says, status := range map[string]int{"max-age=60": 503, "max-age=60, stale-if-error=600": 206, "max-age=60, stale-if-error=600, must-revalidate": 503} {
 		synctest.Test(t, func(t *testing.T) {
