@@ -51,8 +51,8 @@ func (t *Turn[V]) StaleAge() time.Duration {
 }
 
 // Also returns the turn of another key, for a fetch that also produces an entry for that
-// key. No budget pays for it. It returns nil if another caller has the turn of that key, or
-// if the store does not answer within 100 ms.
+// key. No budget pays for it. It waits for up to 100 ms, for the store or for another caller
+// that has the turn of that key, and then returns nil.
 func (t *Turn[V]) Also(key string, opts ...CallOption) *Turn[V] {
 	ctx, cancel := context.WithTimeout(t.Context(), alsoWithin)
 	defer cancel()

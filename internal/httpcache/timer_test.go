@@ -12,10 +12,12 @@ import (
 )
 
 func TestStoppedTimerHoldsNoPage(t *testing.T) {
-	p := &httpcache.Page{Body: make([]byte, 1<<20)}
-	held := weak.Make(p)
-	stop := httpcache.AfterFunc(time.Hour, p, func(*httpcache.Page) { t.Error("a stopped timer went off") })
-	p = nil
+	var held weak.Pointer[httpcache.Page]
+	stop := func() func() {
+		p := &httpcache.Page{Body: make([]byte, 1<<20)}
+		held = weak.Make(p)
+		return httpcache.AfterFunc(time.Hour, p, func(*httpcache.Page) { t.Error("a stopped timer went off") })
+	}()
 	if runtime.GC(); held.Value() == nil {
 		t.Error("a timer that runs has let go of its page")
 	}

@@ -16,9 +16,9 @@ import (
 // own. It grows by further parts that touch it and have the same strong ETag. When it is
 // whole, it is stored as the response to GET instead.
 //
-// A request for a part does not wait for others, as clients load the parts of a file side by
-// side. It takes the turn of the part's key if that is free, and stores nothing otherwise: see
-// [httpcache.BeginBeside].
+// A request for a part does not wait for the response of another, as clients load the parts of a
+// file side by side. It takes the turn of the part's key if that is free within 100 ms, and
+// stores nothing otherwise: see [httpcache.BeginBeside].
 
 // methodPart stands for the method in the keys of parts.
 const methodPart = "GET-part"

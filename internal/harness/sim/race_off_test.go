@@ -19,8 +19,9 @@ func TestSimSameSeedIsTheSameHistory(t *testing.T) {
 	n := manySeeds / 4
 	sum := play(t, 1, uint64(n), "-twice")
 	t.Logf("%d of %d seeds gave another trace the second time: %v", len(sum.Different), sum.Twice, sum.Different)
-	if len(sum.Different)*4 > sum.Twice {
-		t.Errorf("that is more than one in 4")
+	// The scheduler chooses the caller that wakes last, and that one sends the next read.
+	if len(sum.Different)*2 > sum.Twice {
+		t.Errorf("that is more than one in 2")
 	}
 	sum.mustSaySomething(t)
 }
