@@ -15,7 +15,7 @@ var conformance = Test(redisStore, "TestEmbeddedConformsInFakeTime")
 var insistent = Patch{
 	redisStore, "			all[i] = store.Returned{OK: err == nil && (sent[i].Releases()",
 	`			if sent[i].Entry != nil && err == nil && answer.value != int64(1) {
-				all[i] = store.Returned{OK: true, Err: s.Change(ctx, []store.Change{{Kind: store.Set, Key: sent[i].Lease.Key, Entry: sent[i].Entry}})[0]}
+				all[i] = store.Returned{OK: true, Err: (&values{core: s.core, ledger: s.ledger, tags: s.tags, feeds: s.watches.feeds}).Change(ctx, []store.Change{{Kind: store.Set, Key: sent[i].Lease.Key, Entry: sent[i].Entry}})[0]}
 				continue
 			}
 			all[i] = store.Returned{OK: err == nil && (sent[i].Releases()`,
