@@ -17,7 +17,7 @@ import (
 type reads struct {
 	entries []string
 	records []string
-	reader  store.Reader // told when the command is sent; nil: none
+	reader  *entryRead // told when the command is sent; nil: none
 
 	// Once the request is answered: the batch that it went in, and where its entries begin
 	// there.
@@ -285,7 +285,17 @@ type entryRead struct {
 	reading store.Reading
 	name    [1]string
 	known   *carried // the tags that the entry is expected to carry; nil: none
-	others  *lookUp  // of their records on other nodes; nil: there are none
+	others  []string // the names of their records on other nodes
+	lookUp  *lookUp  // of others, once the read is sent; nil: there are none
+}
+
+// Sending implements [store.Reader]. The look-up of the records on other nodes begins now: a
+// caller that joins the read before may come after the deletion of a tag.
+func (t *entryRead) Sending() {
+	t.to.Sending()
+	if len(t.others) > 0 {
+		t.lookUp = t.s.startLookUp(context.WithoutCancel(t.request.values), t.others)
+	}
 }
 
 // Read implements [store.Store].
@@ -303,9 +313,9 @@ func (s *values) Read(ctx context.Context, prefix, key string, to store.Reader) 
 		return
 	}
 	t := &entryRead{s: s.tags, n: n, to: to, name: [1]string{name}, known: s.tags.carried.of(name)}
-	t.reads.entries, t.reads.reader, t.reads.memory = t.name[:], to, &t.alone
+	t.reads.entries, t.reads.reader, t.reads.memory = t.name[:], t, &t.alone
 	if t.known != nil {
-		t.reads.records, t.others = s.tags.splitLookUp(ctx, n, t.known.records)
+		t.reads.records, t.others = s.tags.split(n, t.known.records)
 	}
 	t.request.reads, t.request.values, t.request.then = &t.reads, ctx, t
 	t.request.weight, t.request.bytes = 1, int(n.valueSize.Load())
@@ -334,9 +344,9 @@ func (t *entryRead) ended(r *request) {
 	if t.known == nil || !slices.Equal(t.known.tags, tags) {
 		t.known = &carried{t.name[0], tags, t.s.recordsOf(tags)}
 		t.s.carried.remember(t.known)
-		t.reads.records, t.others = nil, t.s.startLookUp(context.WithoutCancel(r.values), t.known.records)
+		t.reads.records, t.lookUp = nil, t.s.startLookUp(context.WithoutCancel(r.values), t.known.records)
 	}
-	if t.others == nil || t.others.hasEnded() {
+	if t.lookUp == nil || t.lookUp.hasEnded() {
 		t.judge(reading)
 	} else if !t.s.spawnCall(func() { t.judge(reading) }) {
 		t.to.Answered(nil, store.ErrClosed)
@@ -349,8 +359,8 @@ func (t *entryRead) judge(reading *store.Reading) {
 	for i := range records {
 		records[i] = t.reads.found(t.n, i)
 	}
-	if t.others != nil {
-		records = append(records, t.others.await(context.Background())...)
+	if t.lookUp != nil {
+		records = append(records, t.lookUp.await(context.Background())...)
 	}
 	if err := judge(reading, records); err != nil {
 		t.to.Answered(nil, err)

@@ -130,22 +130,17 @@ func (s *tags) startLookUp(ctx context.Context, names []string) *lookUp {
 	return l
 }
 
-// splitLookUp starts the lookUp of those records that are not on the given node, and
-// returns the names of those that are.
-func (s *tags) splitLookUp(ctx context.Context, n *node, names []string) (own []string, others *lookUp) {
+// split parts the names of records into those on the given node and the others.
+func (s *tags) split(n *node, names []string) (own, others []string) {
 	if n.single {
 		return names, nil
 	}
-	var rest []string
 	for _, name := range names {
 		if on, err := s.topo.node(name); err == nil && on == n {
 			own = append(own, name)
 		} else {
-			rest = append(rest, name)
+			others = append(others, name)
 		}
-	}
-	if len(rest) > 0 {
-		others = s.startLookUp(context.WithoutCancel(ctx), rest)
 	}
 	return own, others
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 	"github.com/stampedeguard/stampede/internal/redisstore"
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/storetest"
 )
 
 // taggedStore is a store and its server.
@@ -135,5 +136,46 @@ func TestForeignCountsAndQuarantinesEnd(t *testing.T) {
 	}
 	if left := admin.PTTL(ctx, "test:{k}:tries").Val(); left <= 0 {
 		t.Errorf("the quarantine ends in %v", left)
+	}
+}
+
+// A read waits in the queue of the entry's node. The record of its tag is on another one, which
+// is asked once the read is sent: until then callers join it.
+func TestQueuedReadSeesADeletedTagOnAnotherNode(t *testing.T) {
+	cluster := redistest.RunCluster(t, redistest.ClusterConfig{})
+	client, g := cluster.Client(), newGate(isRead)
+	client.AddHook(g)
+	s, ctx := opened(t, client, redisstore.Options{RedisTimeout: time.Minute}), t.Context()
+	at := masterOf(t, cluster, "test:{k}")
+	var tag string
+	for i := 0; tag == ""; i++ {
+		_, record := redisstore.TagNames("test", fmt.Sprint("t", i))
+		if masterOf(t, cluster, record) != at {
+			tag = fmt.Sprint("t", i)
+		}
+	}
+	fill(t, s, "k", func() {}, tag)
+	for range 2 { // the second read expects the tag
+		reads(t, s, "k", "v")
+	}
+	defer g.shut(&g.way)()
+	const side = 4 // batches at once
+	for i, n := 0, 0; n < side; i++ {
+		if key := fmt.Sprint("other", i); masterOf(t, cluster, "test:{"+key+"}") == at {
+			n++
+			storetest.StartRead(ctx, s, key)
+			g.isHeld(t)
+		}
+	}
+	rd := storetest.StartRead(ctx, s, "k")
+	if err := s.ChangeTags(ctx, store.DeleteTag, []string{tag}); err != nil {
+		t.Fatal(err)
+	}
+	if rd.Sent() {
+		t.Fatal("the read did not queue")
+	}
+	g.open()
+	if r, err := rd.Result(); err != nil || r.Found {
+		t.Errorf("found %v, %v; want the deletion heeded", r != nil && r.Found, err)
 	}
 }

@@ -112,7 +112,7 @@ func (c *child) open() error {
 			policy.Reserve.MaxBytes = guard.Off // the checks know no exception for processes that are cut off
 		}
 		policy.Observer = c
-		if c.guards[k.name], err = guard.New(noting{c.store.Unwrap()}, k.name, policy, k.opts...); err != nil {
+		if c.guards[k.name], err = guard.New(c.store, k.name, policy, k.opts...); err != nil {
 			return err
 		}
 	}

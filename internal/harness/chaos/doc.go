@@ -24,7 +24,7 @@
 //   - failing: the fetch fails, panics, or asks all callers to wait.
 //   - private: each caller must get its own value.
 //
-// One call in six is a GetMany of two to eight keys of one kind (but private),
+// One call in six is a LoadMany of two to eight keys of one kind (but private),
 // some of them fetched two at a time; to the checks it is a Get of each key, and
 // its fetch a fetch of each.
 //
@@ -50,7 +50,7 @@
 //     DeleteTag of one of its tags, returned without an error, strictly after by
 //     the clock, got a value of a fetch that started before that change, or that a
 //     Set before it had stored. Also: a value of another key, a damaged one, or
-//     another caller's private one; and from GetMany neither value nor error.
+//     another caller's private one; and from LoadMany neither value nor error.
 //     A value of the reserve must not be older than a change that the process itself made,
 //     acknowledged or not, nor older than its terms allow with ten seconds more.
 //   - Stuck callers: not back a second after the end of their own context. Time

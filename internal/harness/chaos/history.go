@@ -39,8 +39,8 @@ type Get struct {
 	Origin   *Origin `json:"o,omitempty"` // of the value; nil with an error
 	Damage   string  `json:"x,omitempty"` // the value is none that was ever made
 	Err      string  `json:"r,omitempty"` // kind of the error
-	Source   string  `json:"s,omitempty"` // as of guard.Source; GetMany doesn't say
-	Many     bool    `json:"m,omitempty"` // one of the keys of a GetMany
+	Source   string  `json:"s,omitempty"` // as of guard.Source
+	Many     bool    `json:"m,omitempty"` // one of the keys of a LoadMany
 }
 
 // A Fetch is one run of a fetch function.

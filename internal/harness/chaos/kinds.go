@@ -40,7 +40,7 @@ type kind struct {
 	changed bool          // by Delete, Set and Expire
 	raced   bool          // and that at the very moment in which a fetch ends
 	deaf    bool          // the fetch doesn't heed its context
-	single  bool          // GetMany isn't called for it
+	single  bool          // LoadMany isn't called for it
 }
 
 var kinds = []kind{
@@ -78,7 +78,7 @@ var kinds = []kind{
 		opts:   []guard.Option[string]{guard.TagsOf(func(key, _ string) []string { return tagsOf(key) })},
 	},
 	{
-		name: kindReserve, keys: 6, weight: 10, burst: 4, fetch: 60 * time.Millisecond, changed: true, single: true,
+		name: kindReserve, keys: 6, weight: 10, burst: 4, fetch: 60 * time.Millisecond, changed: true,
 		policy: guard.Policy{TTL: 2 * time.Second, Stale: time.Second, Reserve: guard.Reserve{MaxBytes: 1 << 20}},
 	},
 	{

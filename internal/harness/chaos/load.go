@@ -208,7 +208,7 @@ func (c *child) changeForever(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// oneOrSome draws the keys of a Get or, half as often, of a GetMany.
+// oneOrSome draws the keys of a Get or, half as often, of a LoadMany.
 func (k *kind) oneOrSome(rng *rand.Rand) []string {
 	if rng.IntN(3) == 0 {
 		return k.someKeys(rng)
@@ -216,7 +216,7 @@ func (k *kind) oneOrSome(rng *rand.Rand) []string {
 	return []string{k.key(rng)}
 }
 
-// ask is a caller of Get or, for several keys, of GetMany.
+// ask is a caller of Load or, for several keys, of LoadMany.
 func (c *child) ask(k *kind, keys []string, timeout, took time.Duration) {
 	if len(keys) == 1 {
 		c.get(k, keys[0], timeout, took)

@@ -50,7 +50,7 @@ func (r *Result) totals(b *strings.Builder) {
 		fmt.Fprintf(b, "  %-32s %7d  %s\n", name, n, fmt.Sprintf(format, args...))
 	}
 	b.WriteString("\nmust be 0\n")
-	line("wrong_values", r.Wrong, "of %d served (%d by GetMany), after %d Deletes, Sets and DeleteTags (%d)", r.Served, r.ServedMany, r.Invalidated, r.TagsDeleted)
+	line("wrong_values", r.Wrong, "of %d served (%d by LoadMany), after %d Deletes, Sets and DeleteTags (%d)", r.Served, r.ServedMany, r.Invalidated, r.TagsDeleted)
 	line("stuck_callers", r.Stuck, "")
 	line("calm_duplicates", r.Calm, "")
 	line("unexplained_duplicates", r.Unexplained, "")

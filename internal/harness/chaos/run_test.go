@@ -47,7 +47,7 @@ func TestPromisesHoldThroughFaults(t *testing.T) {
 		t.Error("a count that must be zero is not")
 	}
 	if res.Served < 300 || res.ServedMany < 30 || res.Fetches < 30 || res.Invalidated == 0 || res.TagsDeleted == 0 || len(res.Faults) < 3 {
-		t.Errorf("served %d, by GetMany %d, fetches %d, invalidations %d, of tags %d, faults %d: too little happened",
+		t.Errorf("served %d, by LoadMany %d, fetches %d, invalidations %d, of tags %d, faults %d: too little happened",
 			res.Served, res.ServedMany, res.Fetches, res.Invalidated, res.TagsDeleted, len(res.Faults))
 	}
 	if err := res.WriteJSON(&object); err != nil {
