@@ -291,6 +291,9 @@ func (r *run) validated() {
 	p.Header = rfc9111.Freshen(r.stale.Header, r.header, r.rfc)
 	resp := &rfc9111.Response{Status: p.Status, Header: p.Header, RequestTime: r.madeAt(), ResponseTime: r.headerAt}
 	r.d = rfc9111.Store(r.req, resp, r.rfc)
+	if len(p.Header["Content-Encoding"]) > 0 && slices.Contains(p.Vary, "Accept-Encoding") {
+		r.d.Vary = (&httpcache.Index{Names: []string{"Accept-Encoding"}}).With(r.d.Vary) // see impliedVary
+	}
 	p.Freshness, p.Began = r.d.Freshness, r.began
 	r.tags = r.m.tags.of(r.req, updated(r.stale.Header, r.header))
 	p.Header = rfc9111.StoredHeader(resp, r.d.Control, r.rfc)

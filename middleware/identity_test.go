@@ -340,3 +340,27 @@ func TestEncodedResponseImpliesVary(t *testing.T) {
 		}
 	})
 }
+
+func TestValidatedEncodedResponseIsStillShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFront(t, middleware.Options{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1")
+			w.Header().Set("ETag", `"v"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			w.Header().Set("Content-Encoding", "gzip")
+			fmt.Fprint(w, "page")
+		})
+		for range 3 {
+			for range 2 {
+				f.is(f.ask("/", "Accept-Encoding: gzip"), 200, "page")
+			}
+			time.Sleep(1100 * time.Millisecond)
+		}
+		if n := f.runs.Load(); n != 3 {
+			t.Errorf("%d runs", n)
+		}
+	})
+}

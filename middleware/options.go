@@ -152,8 +152,9 @@ type Options struct {
 	// StorePost stores the response to a POST for later GETs of its URL, if it has status 200,
 	// says public or s-maxage, states its lifetime, varies on nothing, and its Content-Location
 	// is that URL (RFC 9110, 9.3.3). Each POST, and each invalidation, then takes more round
-	// trips. Such a response is not stored if it has tags, trailers or a content coding, or if
-	// Headers, Cookies or Key tell its requests apart. Default: it is not stored.
+	// trips. Such a response is not stored if it has tags, trailers or a content coding, if
+	// Headers, Cookies or Key tell its requests apart, or if Host or Query would change the
+	// request for a shared run. Default: it is not stored.
 	StorePost bool
 	// MakeETag adds an ETag to stored responses that lack one.
 	MakeETag bool

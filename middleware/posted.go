@@ -40,13 +40,19 @@ func (m *Middleware) post(received *http.Request) *posted {
 	get.Method, get.Body, get.ContentLength = http.MethodGet, http.NoBody, 0
 	p := &posted{m: m, received: received, asked: &asked{Request: &get, site: m.site, terms: m.site.termsFor(&get)}, began: time.Now()}
 	p.asked.read()
-	if p.asked.terms.bypass || p.asked.terms.epochs || bypasses(&get) {
+	if p.asked.terms.bypass || p.asked.terms.epochs || bypasses(&get) || !p.asked.isExact() {
 		return nil
 	}
 	if p.own = httpcache.BeginBeside(received.Context(), m.pages.guard, p.key()); p.own == nil {
 		return nil
 	}
 	return p
+}
+
+// isExact reports whether the request's host and query are those in its key, apart from the
+// order of parameters. The handler of a POST sees all of them, and that of a shared run does not.
+func (a *asked) isExact() bool {
+	return len(a.query) == len(a.URL.RawQuery) && a.sharedHost() == httpcache.CanonicalHost(scheme(a.Request), a.Host)
 }
 
 // key is the key of the POST's own turn; empty if there is none.

@@ -200,6 +200,31 @@ func TestInvalidationDuringAPostWinsOnRedis(t *testing.T) {
 	}
 }
 
+// The handler of a POST sees parts of its request that a shared run does not get.
+func TestPostThatSharedRunsWouldNotSeeAnswersNoGet(t *testing.T) {
+	for name, c := range map[string]struct {
+		o    middleware.Options
+		what string
+		host string
+	}{
+		"another name of the site":            {middleware.Options{Host: "site.example"}, "/form", "evil.example"},
+		"a parameter that counts for nothing": {middleware.Options{Query: []string{"q"}}, "/form?to=evil.example", "site.example"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c.o.StorePost = true
+				f := newFront(t, c.o, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Content-Location", r.URL.RequestURI())
+					w.Header().Set("Cache-Control", "public, max-age=60")
+					fmt.Fprint(w, r.Host, r.URL.RawQuery)
+				})
+				f.ask("POST "+c.what, "Host: "+c.host)
+				f.is(f.ask("/form"), 200, "site.example")
+			})
+		})
+	}
+}
+
 // A handler that is held up by its client holds up no GET, and a GET from after its header wins.
 func TestPostWithASlowClientHoldsUpNoGet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

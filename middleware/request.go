@@ -247,7 +247,7 @@ func Shared(ctx context.Context) bool {
 // bypasses reports whether a GET or HEAD is not for a cache: it has a body, asks for another
 // protocol, or has a target that does not tell pages apart.
 func bypasses(r *http.Request) bool {
-	return r.ContentLength != 0 || httpcache.Upgrades(r.Header) ||
+	return r.ContentLength != 0 || httpcache.Upgrades(r.Header) || strings.Contains(r.URL.RawQuery, "#") ||
 		r.URL.Opaque != "" || r.URL.Scheme != "" && r.URL.Scheme != scheme(r) || strings.ContainsAny(r.Host, "/?#@\\")
 }
 

@@ -544,6 +544,15 @@ func TestPitfall36TargetSpellingsDoNotReachSharedRuns(t *testing.T) {
 	}
 }
 
+// No purge names such a target: the URL of a purge ends before its fragment.
+func TestTargetWithAFragmentIsNotStored(t *testing.T) {
+	s := open(t, middleware.Options{TTL: time.Minute}, number())
+	for range 2 {
+		s.raw("GET /?x=1#y HTTP/1.1", "Host: a.example")
+	}
+	s.ran(2)
+}
+
 // The values of a header are not taken for the next one's name.
 func TestKeyHeadersDoNotRunIntoEachOther(t *testing.T) {
 	s := open(t, middleware.Options{TTL: time.Minute, Headers: []string{"X-A", "X-B"}}, func(w http.ResponseWriter, r *http.Request) {

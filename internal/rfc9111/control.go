@@ -55,8 +55,24 @@ func ParseResponse(h http.Header, o Options) ResponseControl {
 	}
 	for _, d := range directives(lines) {
 		c.apply(d)
+		c.restrict(d)
 	}
 	return c
+}
+
+// restrict applies the restrictions in a directive that is several, with semicolons or
+// spaces in place of the commas. No lifetime in it counts.
+func (c *ResponseControl) restrict(d directive) {
+	const separators = "; \t"
+	if d.quoted || !strings.ContainsAny(d.name, separators) && !strings.ContainsAny(trim(d.value), separators) {
+		return
+	}
+	for part := range strings.FieldsFuncSeq(d.name+"="+d.value, func(r rune) bool { return strings.ContainsRune(separators+"=", r) }) {
+		switch name := strings.ToLower(part); name {
+		case "no-store", "private", "no-cache", "must-revalidate", "proxy-revalidate", "max-age", "s-maxage":
+			c.apply(directive{name: name, malformed: true})
+		}
+	}
 }
 
 // readTargeted reads a targeted field (RFC 9213, 2.1), a dictionary of structured fields.

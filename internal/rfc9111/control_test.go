@@ -38,6 +38,8 @@ var directiveRows = []directiveRow{
 	{rule{"9111 5.2", "a quoted argument hides its content"}, `ext="max-age=100, no-store", max-age=5`, ofResponse{MaxAge: seconds(5)}, ofRequest{MaxAge: seconds(5)}},
 	{rule{"9111 5.2", "a quote that is escaped doesn't end it"}, `ext="\", no-store", max-age=5`, ofResponse{MaxAge: seconds(5)}, ofRequest{MaxAge: seconds(5)}},
 	{rule{"9111 5.2", "one with a quote that never closes hides nothing"}, `ext="x, no-store`, ofResponse{NoStore: true}, ofRequest{NoStore: true}},
+	{rule{"9111 5.2", "a semicolon in place of a comma hides no restriction"}, "public; max-age=9; private", ofResponse{MaxAge: invalid, Private: true}, ofRequest{}},
+	{rule{"9111 5.2", "a space in place of a comma doesn't, either"}, "no-store no-cache must-revalidate", ofResponse{NoStore: true, NoCache: true, MustRevalidate: true}, ofRequest{}},
 	{rule{"9111 5.2", "empty elements are ignored"}, ", ,max-age=5,,", ofResponse{MaxAge: seconds(5)}, ofRequest{MaxAge: seconds(5)}},
 	{rule{"9111 5.2", "white space around = makes a number invalid"}, "max-age =5", ofResponse{MaxAge: invalid}, ofRequest{MaxAge: invalid}},
 	{rule{"9111 5.2", "white space after = does, too"}, "max-age= 5", ofResponse{MaxAge: invalid}, ofRequest{MaxAge: invalid}},
