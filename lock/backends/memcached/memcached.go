@@ -154,32 +154,38 @@ func (b *Backend) fence(name string) (uint64, error) {
 // expired is the expiration of an item that is gone at once.
 const expired = -1
 
-// swap extends the lock if the ID holds it, or ends it.
+// swap extends the lock if the ID holds it, or ends it. A renewal and the holder's own call may
+// meet: the one that comes second looks again.
 func (b *Backend) swap(ctx context.Context, h lock.Hold, ends bool) (bool, error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
+	for {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		item, err := b.client.Get(b.key("lock", h.Name))
+		if errors.Is(err, memcache.ErrCacheMiss) {
+			return false, nil
+		}
+		if err != nil {
+			return false, unavailable(err)
+		}
+		id, left, err := parse(item)
+		if err != nil || id != h.ID {
+			return false, nil
+		}
+		ttl := max(h.TTL, left)
+		if item.Expiration = expired; !ends {
+			item.Expiration = seconds(ttl)
+		}
+		item.Value = value(h.ID, ttl)
+		err = b.client.CompareAndSwap(item)
+		switch {
+		case errors.Is(err, memcache.ErrCASConflict):
+			continue
+		case errors.Is(err, memcache.ErrNotStored), errors.Is(err, memcache.ErrCacheMiss):
+			return false, nil
+		}
+		return err == nil, unavailable(err)
 	}
-	item, err := b.client.Get(b.key("lock", h.Name))
-	if errors.Is(err, memcache.ErrCacheMiss) {
-		return false, nil
-	}
-	if err != nil {
-		return false, unavailable(err)
-	}
-	id, left, err := parse(item)
-	if err != nil || id != h.ID {
-		return false, nil
-	}
-	if item.Expiration = expired; !ends {
-		h.TTL = max(h.TTL, left)
-		item.Expiration = seconds(h.TTL)
-	}
-	item.Value = value(h.ID, h.TTL)
-	err = b.client.CompareAndSwap(item)
-	if errors.Is(err, memcache.ErrCASConflict) || errors.Is(err, memcache.ErrNotStored) || errors.Is(err, memcache.ErrCacheMiss) {
-		return false, nil
-	}
-	return err == nil, unavailable(err)
 }
 
 // Extend implements [lock.Backend].
