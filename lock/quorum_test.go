@@ -22,6 +22,7 @@ type flaky struct {
 	away  atomic.Bool
 	asked atomic.Int64
 	slow  time.Duration // before an Acquire
+	lost  bool          // the answers of Acquire and Extend
 }
 
 var errAway = errors.New("away")
@@ -31,14 +32,22 @@ func (f *flaky) Acquire(ctx context.Context, r lock.Request) (lock.Grant, error)
 	if f.asked.Add(1) > 5000 || f.away.Load() {
 		return lock.Grant{}, errAway
 	}
-	return f.Backend.Acquire(ctx, r)
+	g, err := f.Backend.Acquire(ctx, r)
+	if f.lost {
+		return lock.Grant{}, errAway
+	}
+	return g, err
 }
 
 func (f *flaky) Extend(ctx context.Context, h lock.Hold) (bool, error) {
 	if f.away.Load() {
 		return false, errAway
 	}
-	return f.Backend.Extend(ctx, h)
+	ok, err := f.Backend.Extend(ctx, h)
+	if f.lost {
+		return false, errAway
+	}
+	return ok, err
 }
 
 func (f *flaky) Release(ctx context.Context, h lock.Hold) (bool, error) {
@@ -107,6 +116,78 @@ func TestQuorumOutlivesMinority(t *testing.T) {
 			t.Errorf("Unlock: %v", err)
 		}
 	})
+}
+
+func TestLateVoteWithoutAnswerIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		process := memories(t, 3)
+		flakies, backends := process()
+		for _, b := range backends[:2] {
+			r := lock.Request{Name: "n", ID: lock.ID{1}, TTL: time.Hour, Holders: 1}
+			if g, err := b.Acquire(t.Context(), r); err != nil || !g.OK {
+				t.Fatalf("Acquire: %+v, %v", g, err)
+			}
+		}
+		flakies[2].slow, flakies[2].lost = time.Millisecond, true
+		l := newLocker(t, lock.Options{TTL: time.Hour}, backends...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Microsecond)
+		defer cancel()
+		if _, err := l.Lock(ctx, "n"); err == nil {
+			t.Fatal("a held lock was granted")
+		}
+		time.Sleep(time.Second)
+		if s, err := backends[2].Inspect(t.Context(), "n", 1); err != nil || len(s.Holders) != 0 {
+			t.Errorf("the third backend still has %+v, %v", s.Holders, err)
+		}
+	})
+}
+
+// A ledger backend grants all, and knows the grants that were not given back.
+type ledger struct {
+	lock.Backend
+	asked func()
+	held  sync.Map
+}
+
+func (b *ledger) Acquire(_ context.Context, r lock.Request) (lock.Grant, error) {
+	b.held.Store(r.ID, true)
+	b.asked()
+	return lock.Grant{OK: true}, nil
+}
+
+func (b *ledger) Release(_ context.Context, h lock.Hold) (bool, error) {
+	_, ok := b.held.LoadAndDelete(h.ID)
+	return ok, nil
+}
+
+func TestCloseDuringRoundLeavesNoVote(t *testing.T) {
+	for range 20 {
+		var all []*ledger
+		var backends []lock.Backend
+		asked := make(chan struct{}, 1)
+		for range 201 { // so many that Close comes in between
+			b := &ledger{asked: func() {
+				select {
+				case asked <- struct{}{}:
+				default:
+				}
+			}}
+			all, backends = append(all, b), append(backends, b)
+		}
+		l := newLocker(t, lock.Options{NoRenew: true}, backends...)
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = l.Lock(t.Context(), "n") })
+		<-asked
+		_ = l.Close()
+		wg.Wait()
+		held := 0
+		for _, b := range all {
+			b.held.Range(func(any, any) bool { held++; return true })
+		}
+		if held > 0 {
+			t.Fatalf("%d votes are held after Close", held)
+		}
+	}
 }
 
 // A waiter gives the votes back that are no majority, and that wakes waiters.
