@@ -309,6 +309,23 @@ func TestRestartedServersAbstain(t *testing.T) {
 	mustUnlock(t, mustLock(t, b, "n"))
 }
 
+func TestQuorumOutlivesServerThatHangs(t *testing.T) {
+	t.Parallel()
+	servers, process := quorum(t, 3)
+	l := process(lock.Options{TTL: 800 * time.Millisecond}) // the stores' RedisTimeout is longer
+	k := mustLock(t, l, "n")
+	if err := servers[0].Pause(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Second)
+	if k.Valid() == 0 {
+		t.Error("the lock is lost, as one of three servers hangs")
+	}
+	if err := servers[0].Resume(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestOneServerTwiceIsFound(t *testing.T) {
 	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
 	for name, b := range map[string][]lock.Backend{
