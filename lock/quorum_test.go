@@ -142,6 +142,29 @@ func TestLateVoteWithoutAnswerIsGivenBack(t *testing.T) {
 	})
 }
 
+// The store has extended the lock, and is away when it is released.
+func TestLostExtendIsReleasedAfterOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flakies, backends := memories(t, 1)()
+		l := newLocker(t, lock.Options{TTL: time.Second, NoRenew: true}, backends...)
+		k := mustLock(t, l, "n")
+		flakies[0].lost = true
+		if err := k.Extend(t.Context(), time.Hour); !errors.Is(err, errAway) {
+			t.Errorf("Extend: %v", err)
+		}
+		flakies[0].away.Store(true)
+		if err := k.Unlock(t.Context()); !errors.Is(err, errAway) {
+			t.Errorf("Unlock: %v", err)
+		}
+		time.Sleep(10 * time.Second)
+		flakies[0].away.Store(false)
+		time.Sleep(2 * time.Second)
+		if s, err := l.Inspect(t.Context(), "n"); err != nil || len(s.Holders) != 0 {
+			t.Errorf("after the outage: %+v, %v", s, err)
+		}
+	})
+}
+
 // A ledger backend grants all, and knows the grants that were not given back.
 type ledger struct {
 	lock.Backend
