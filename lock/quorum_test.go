@@ -165,6 +165,20 @@ func TestLostExtendIsReleasedAfterOutage(t *testing.T) {
 	})
 }
 
+func TestOutageCostsBoundedMemory(t *testing.T) {
+	flakies, backends := memories(t, 1)()
+	l := newLocker(t, lock.Options{TTL: time.Hour}, backends...)
+	flakies[0].away.Store(true)
+	for range 3000 {
+		if _, err := l.TryLock(t.Context(), "n"); !errors.Is(err, errAway) {
+			t.Fatal(err)
+		}
+	}
+	if n := lock.Strays(l); n > 1000 {
+		t.Errorf("%d IDs are remembered", n)
+	}
+}
+
 // A ledger backend grants all, and knows the grants that were not given back.
 type ledger struct {
 	lock.Backend

@@ -169,12 +169,15 @@ type strays struct {
 	all map[ID]time.Time
 }
 
+// maxStrays bounds the memory of an outage. The lock of an ID that is forgotten ends at its TTL.
+const maxStrays = 1000
+
 func (s *strays) add(id ID, ttl time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	for old, until := range s.all {
-		if now.After(until) {
+		if now.After(until) || len(s.all) >= maxStrays {
 			delete(s.all, old)
 		}
 	}
