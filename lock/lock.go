@@ -136,7 +136,8 @@ func left(until time.Time) time.Duration {
 // with ctx if bound is set.
 func (k *Lock) begin(ctx context.Context, bound bool, sent time.Time) error {
 	l := k.l
-	k.until, k.ends = sent.Add(k.ttl-l.opts.drift(k.ttl)), sent.Add(k.ttl)
+	k.until = sent.Add(k.ttl - l.opts.drift(k.ttl))
+	k.ends = sent.Add(k.ttl)
 	rest := left(k.until)
 	if rest <= 0 {
 		return fmt.Errorf("%w: %q was granted too late to be of use: the answer took %v", ErrUnavailable, cut(k.name), time.Since(sent))
