@@ -1,6 +1,10 @@
 package lock_test
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -70,6 +74,25 @@ func TestFilesKeepContract(t *testing.T) {
 			return b
 		}
 	})
+}
+
+func TestFilesOfDeadProcessesAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 3 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("process-%016x", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := 1; n < 3; n++ {
+		b, err := lock.Files(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer runtime.KeepAlive(b)
+		if all, err := os.ReadDir(dir); err != nil || len(all) != n {
+			t.Errorf("%d live processes have the files %v, %v", n, all, err)
+		}
+	}
 }
 
 func flush(t *testing.T, server *redistest.Server) {

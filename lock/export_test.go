@@ -11,3 +11,6 @@ var ParseInfo = parseInfo
 
 // NoteLoss is the loss of a lock in a process that is frozen before the context ends.
 func NoteLoss(k *Lock) bool { return k.noteLoss() }
+
+// Strays is the number of IDs that may be granted without a holder.
+func Strays(l *Locker) int { return len(l.strays.all) }

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -29,15 +30,31 @@ func Files(dir string) (Backend, error) {
 	var process [8]byte
 	rand.Read(process[:]) // never fails (crypto/rand since Go 1.24)
 	b := &files{dir: dir, process: hex.EncodeToString(process[:])}
-	// The kernel gives this file's lock up when the process dies.
-	b.alive, err = os.OpenFile(b.alivePath(b.process), os.O_CREATE|os.O_RDWR|os.O_EXCL, 0o600)
+	// The kernel gives this file's lock up when the process dies. It gets its name once it is
+	// locked: another process would take it for that of a dead one before.
+	b.alive, err = os.OpenFile(filepath.Join(dir, "new-"+b.process), os.O_CREATE|os.O_RDWR|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock: Files: %w", err)
 	}
-	if free, err := tryFlock(b.alive); err != nil || !free {
+	free, err := tryFlock(b.alive)
+	if err == nil && free {
+		err = os.Rename(b.alive.Name(), b.alivePath(b.process))
+	}
+	if err != nil || !free {
 		return nil, errors.Join(fmt.Errorf("lock: Files: %s can't be locked: %w", dir, err), b.alive.Close(), os.Remove(b.alive.Name()))
 	}
+	b.sweep()
 	return b, nil
+}
+
+// sweep removes the files of dead processes. A process without a file is dead, too.
+func (b *files) sweep() {
+	all, _ := os.ReadDir(b.dir)
+	for _, f := range all {
+		if process, ok := strings.CutPrefix(f.Name(), "process-"); ok && b.isDead(process) {
+			_ = os.Remove(b.alivePath(process))
+		}
+	}
 }
 
 // files is a directory. A lock is a record, which is replaced by renaming, under the flock of

@@ -36,6 +36,7 @@ type Lock struct {
 	state   lockState
 	cause   error     // of the context's end, once the state is not lockHeld
 	until   time.Time // certainly held before
+	ends    time.Time // about when the last request lets it end, answered or not
 	renewal *time.Timer
 	expiry  *time.Timer
 	votes   []Vote // of the last renewal; nil: none yet
@@ -136,6 +137,7 @@ func left(until time.Time) time.Duration {
 func (k *Lock) begin(ctx context.Context, bound bool, sent time.Time) error {
 	l := k.l
 	k.until = sent.Add(k.ttl - l.opts.drift(k.ttl))
+	k.ends = sent.Add(k.ttl)
 	rest := left(k.until)
 	if rest <= 0 {
 		return fmt.Errorf("%w: %q was granted too late to be of use: the answer took %v", ErrUnavailable, cut(k.name), time.Since(sent))
@@ -304,6 +306,11 @@ func (k *Lock) extend(ctx context.Context, ttl time.Duration) error {
 		h.job = &jobOutcome{jobTerms: *k.terms}
 	}
 	sent := time.Now()
+	k.mu.Lock()
+	if ends := sent.Add(ttl); ends.After(k.ends) {
+		k.ends = ends
+	}
+	k.mu.Unlock()
 	votes, yes := l.panel.extend(ctx, h)
 	switch {
 	case yes >= l.panel.quorum:
@@ -329,7 +336,7 @@ func (k *Lock) extend(ctx context.Context, ttl time.Duration) error {
 func (k *Lock) hold() Hold { return Hold{Name: k.name, ID: k.id, Holders: k.l.opts.Holders} }
 
 // Unlock gives the lock back. ErrLost: it was not held any more. Another error: no majority
-// answered, and the release is repeated in the background until the lock would have ended.
+// answered, and the release is repeated in the background until the lock has ended by itself.
 // The release is carried out even if ctx has ended. Later calls return the error of
 // the first one.
 func (k *Lock) Unlock(ctx context.Context) error {
@@ -353,7 +360,7 @@ func (k *Lock) endWith(cause error, outcome *jobOutcome) (first bool, err error)
 		return false, k.awaitRelease()
 	}
 	lost := k.state == lockLost || left(k.until) <= 0
-	until := k.until
+	ends := k.ends
 	if lost {
 		cause = ErrLost
 	}
@@ -374,7 +381,7 @@ func (k *Lock) endWith(cause error, outcome *jobOutcome) (first bool, err error)
 			again := *outcome
 			h.job = &again
 		}
-		k.l.spawn(func() { k.releaseLater(h, until.Add(k.l.opts.drift(k.ttl))) })
+		k.l.spawn(func() { k.releaseLater(h, ends) })
 		if lost {
 			err = ErrLost
 		}

@@ -80,9 +80,27 @@ func (p *panel) release(ctx context.Context, h Hold) (bool, error) {
 	return false, p.noQuorum(h.Name, votes)
 }
 
-// extend renews a lock on all backends.
+// extend renews a lock on all backends. It does not wait for one that outlives its context, as
+// a store does that waits for RedisTimeout: the majority's lock would be lost meanwhile.
 func (p *panel) extend(ctx context.Context, h Hold) (votes []Vote, yes int) {
-	return p.each(ctx, func(ctx context.Context, b Backend, _ int) (bool, error) { return b.Extend(ctx, h) })
+	return p.each(ctx, func(ctx context.Context, b Backend, _ int) (bool, error) {
+		if len(p.backends) == 1 {
+			return b.Extend(ctx, h)
+		}
+		answered := make(chan struct{})
+		var extended bool
+		var failed error
+		go func() { // ends with the backend's call
+			defer close(answered)
+			extended, failed = b.Extend(ctx, h)
+		}()
+		select {
+		case <-answered:
+			return extended, failed
+		case <-ctx.Done():
+			return false, fmt.Errorf("%w: %w", ErrUnavailable, context.Cause(ctx))
+		}
+	})
 }
 
 // releaseAt gives a lock back on one backend, once.

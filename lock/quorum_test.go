@@ -22,6 +22,7 @@ type flaky struct {
 	away  atomic.Bool
 	asked atomic.Int64
 	slow  time.Duration // before an Acquire
+	lost  bool          // the answers of Acquire and Extend
 }
 
 var errAway = errors.New("away")
@@ -31,14 +32,22 @@ func (f *flaky) Acquire(ctx context.Context, r lock.Request) (lock.Grant, error)
 	if f.asked.Add(1) > 5000 || f.away.Load() {
 		return lock.Grant{}, errAway
 	}
-	return f.Backend.Acquire(ctx, r)
+	g, err := f.Backend.Acquire(ctx, r)
+	if f.lost {
+		return lock.Grant{}, errAway
+	}
+	return g, err
 }
 
 func (f *flaky) Extend(ctx context.Context, h lock.Hold) (bool, error) {
 	if f.away.Load() {
 		return false, errAway
 	}
-	return f.Backend.Extend(ctx, h)
+	ok, err := f.Backend.Extend(ctx, h)
+	if f.lost {
+		return false, errAway
+	}
+	return ok, err
 }
 
 func (f *flaky) Release(ctx context.Context, h lock.Hold) (bool, error) {
@@ -107,6 +116,115 @@ func TestQuorumOutlivesMinority(t *testing.T) {
 			t.Errorf("Unlock: %v", err)
 		}
 	})
+}
+
+func TestLateVoteWithoutAnswerIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		process := memories(t, 3)
+		flakies, backends := process()
+		for _, b := range backends[:2] {
+			r := lock.Request{Name: "n", ID: lock.ID{1}, TTL: time.Hour, Holders: 1}
+			if g, err := b.Acquire(t.Context(), r); err != nil || !g.OK {
+				t.Fatalf("Acquire: %+v, %v", g, err)
+			}
+		}
+		flakies[2].slow, flakies[2].lost = time.Millisecond, true
+		l := newLocker(t, lock.Options{TTL: time.Hour}, backends...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Microsecond)
+		defer cancel()
+		if _, err := l.Lock(ctx, "n"); err == nil {
+			t.Fatal("a held lock was granted")
+		}
+		time.Sleep(time.Second)
+		if s, err := backends[2].Inspect(t.Context(), "n", 1); err != nil || len(s.Holders) != 0 {
+			t.Errorf("the third backend still has %+v, %v", s.Holders, err)
+		}
+	})
+}
+
+// The store has extended the lock, and is away when it is released.
+func TestLostExtendIsReleasedAfterOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flakies, backends := memories(t, 1)()
+		l := newLocker(t, lock.Options{TTL: time.Second, NoRenew: true}, backends...)
+		k := mustLock(t, l, "n")
+		flakies[0].lost = true
+		if err := k.Extend(t.Context(), time.Hour); !errors.Is(err, errAway) {
+			t.Errorf("Extend: %v", err)
+		}
+		flakies[0].away.Store(true)
+		if err := k.Unlock(t.Context()); !errors.Is(err, errAway) {
+			t.Errorf("Unlock: %v", err)
+		}
+		time.Sleep(10 * time.Second)
+		flakies[0].away.Store(false)
+		time.Sleep(2 * time.Second)
+		if s, err := l.Inspect(t.Context(), "n"); err != nil || len(s.Holders) != 0 {
+			t.Errorf("after the outage: %+v, %v", s, err)
+		}
+	})
+}
+
+func TestOutageCostsBoundedMemory(t *testing.T) {
+	flakies, backends := memories(t, 1)()
+	l := newLocker(t, lock.Options{TTL: time.Hour}, backends...)
+	flakies[0].away.Store(true)
+	for range 3000 {
+		if _, err := l.TryLock(t.Context(), "n"); !errors.Is(err, errAway) {
+			t.Fatal(err)
+		}
+	}
+	if n := lock.Strays(l); n > 1000 {
+		t.Errorf("%d IDs are remembered", n)
+	}
+}
+
+// A ledger backend grants all, and knows the grants that were not given back.
+type ledger struct {
+	lock.Backend
+	asked func()
+	held  sync.Map
+}
+
+func (b *ledger) Acquire(_ context.Context, r lock.Request) (lock.Grant, error) {
+	b.held.Store(r.ID, true)
+	b.asked()
+	return lock.Grant{OK: true}, nil
+}
+
+func (b *ledger) Release(_ context.Context, h lock.Hold) (bool, error) {
+	_, ok := b.held.LoadAndDelete(h.ID)
+	return ok, nil
+}
+
+func TestCloseDuringRoundLeavesNoVote(t *testing.T) {
+	for range 20 {
+		var all []*ledger
+		var backends []lock.Backend
+		asked := make(chan struct{}, 1)
+		for range 201 { // so many that Close comes in between
+			b := &ledger{asked: func() {
+				select {
+				case asked <- struct{}{}:
+				default:
+				}
+			}}
+			all, backends = append(all, b), append(backends, b)
+		}
+		l := newLocker(t, lock.Options{NoRenew: true}, backends...)
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = l.Lock(t.Context(), "n") })
+		<-asked
+		_ = l.Close()
+		wg.Wait()
+		held := 0
+		for _, b := range all {
+			b.held.Range(func(any, any) bool { held++; return true })
+		}
+		if held > 0 {
+			t.Fatalf("%d votes are held after Close", held)
+		}
+	}
 }
 
 // A waiter gives the votes back that are no majority, and that wakes waiters.
@@ -226,6 +344,23 @@ func TestRestartedServersAbstain(t *testing.T) {
 		}
 	}
 	mustUnlock(t, mustLock(t, b, "n"))
+}
+
+func TestQuorumOutlivesServerThatHangs(t *testing.T) {
+	t.Parallel()
+	servers, process := quorum(t, 3)
+	l := process(lock.Options{TTL: 800 * time.Millisecond}) // the stores' RedisTimeout is longer
+	k := mustLock(t, l, "n")
+	if err := servers[0].Pause(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Second)
+	if k.Valid() == 0 {
+		t.Error("the lock is lost, as one of three servers hangs")
+	}
+	if err := servers[0].Resume(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestOneServerTwiceIsFound(t *testing.T) {

@@ -60,6 +60,7 @@ func ask(ctx context.Context, l *Locker, name string, suspect ID, t *terms) (*Lo
 	}
 	for i := range n {
 		if !l.spawn(func() { r.take(i, r.vote(context.WithoutCancel(ctx), i)) }) {
+			r.giveUp()
 			return nil, &refusal{err: ErrClosed}
 		}
 	}
@@ -83,9 +84,11 @@ func (r *round) vote(ctx context.Context, i int) error {
 	return err
 }
 
-// take counts a vote. A vote that comes too late is given back.
+// take counts a vote. One that comes too late is given back; so is one that may have been for
+// the ID, as no answer came.
 func (r *round) take(i int, err error) {
 	if r.count(i, err) {
+		r.l.strays.add(r.req.ID, r.req.TTL)
 		r.l.panel.releaseAt(i, r.hold())
 	}
 }
@@ -110,7 +113,7 @@ func (r *round) count(i int, err error) (late bool) {
 		r.settled = true
 		close(r.decided)
 	}
-	return r.over && v.State == VoteYes
+	return r.over && (v.State == VoteYes || v.State == VoteError)
 }
 
 func (r *round) hold() Hold {
@@ -166,12 +169,15 @@ type strays struct {
 	all map[ID]time.Time
 }
 
+// maxStrays bounds the memory of an outage. The lock of an ID that is forgotten ends at its TTL.
+const maxStrays = 1000
+
 func (s *strays) add(id ID, ttl time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	for old, until := range s.all {
-		if now.After(until) {
+		if now.After(until) || len(s.all) >= maxStrays {
 			delete(s.all, old)
 		}
 	}

@@ -159,7 +159,7 @@ func (b *Backend) Extend(ctx context.Context, h lock.Hold) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		lease, err := b.grantLease(ctx, max(h.TTL, left))
+		lease, err := b.grantLease(ctx, max(h.TTL, left+time.Second)) // left was rounded down
 		if err != nil {
 			return false, err
 		}

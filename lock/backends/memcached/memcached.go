@@ -20,8 +20,8 @@ import (
 )
 
 // A Backend keeps locks on one memcached server. Its expiry has whole seconds and may come
-// one early: a dead holder's lock is free up to two seconds later than its TTL says. Waiters
-// poll. Make one with [New]. It is safe for concurrent use.
+// one early: a dead holder's lock is free up to two seconds later than its TTL says, which is
+// less than 30 days. Waiters poll. Make one with [New]. It is safe for concurrent use.
 type Backend struct {
 	client *memcache.Client
 	prefix string
@@ -45,6 +45,16 @@ func (b *Backend) key(kind, name string) string {
 
 // seconds is an expiry that does not come before ttl.
 func seconds(ttl time.Duration) int32 { return int32((ttl+time.Second-1)/time.Second) + 1 }
+
+// A lock of maxTTL has the longest expiry: memcached takes a longer one for a date.
+const maxTTL = 30*24*time.Hour - time.Second
+
+func checkTTL(ttl time.Duration) error {
+	if ttl > maxTTL {
+		return fmt.Errorf("lock: memcached keeps a lock for at most %v, not %v", maxTTL, ttl)
+	}
+	return nil
+}
 
 func unavailable(err error) error {
 	if err == nil {
@@ -73,7 +83,7 @@ func (b *Backend) Acquire(ctx context.Context, r lock.Request) (g lock.Grant, er
 	if r.Holders != 1 {
 		return g, errors.New("lock: memcached keeps one holder for each name: set Options.Holders to 1")
 	}
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(checkTTL(r.TTL), ctx.Err()); err != nil {
 		return g, err
 	}
 	if r.Vote {
@@ -110,9 +120,9 @@ func (b *Backend) Acquire(ctx context.Context, r lock.Request) (g lock.Grant, er
 }
 
 // voter names this run of the server, or is empty while the server may have forgotten a
-// lock: for a TTL after it was found without its name.
+// lock: for a TTL after it was found without its name, which it has for each TTL.
 func (b *Backend) voter(ttl time.Duration) (string, error) {
-	born, silent := b.prefix+":born", b.prefix+":silent"
+	born, silent := fmt.Sprintf("%s:born:%v", b.prefix, ttl), fmt.Sprintf("%s:silent:%v", b.prefix, ttl)
 	item, err := b.client.Get(born)
 	if errors.Is(err, memcache.ErrCacheMiss) {
 		err = b.client.Set(&memcache.Item{Key: silent, Value: []byte("1"), Expiration: seconds(ttl)})
@@ -154,36 +164,45 @@ func (b *Backend) fence(name string) (uint64, error) {
 // expired is the expiration of an item that is gone at once.
 const expired = -1
 
-// swap extends the lock if the ID holds it, or ends it.
+// swap extends the lock if the ID holds it, or ends it. A renewal and the holder's own call may
+// meet: the one that comes second looks again.
 func (b *Backend) swap(ctx context.Context, h lock.Hold, ends bool) (bool, error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
+	for {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		item, err := b.client.Get(b.key("lock", h.Name))
+		if errors.Is(err, memcache.ErrCacheMiss) {
+			return false, nil
+		}
+		if err != nil {
+			return false, unavailable(err)
+		}
+		id, left, err := parse(item)
+		if err != nil || id != h.ID {
+			return false, nil
+		}
+		ttl := max(h.TTL, left)
+		if item.Expiration = expired; !ends {
+			item.Expiration = seconds(ttl)
+		}
+		item.Value = value(h.ID, ttl)
+		err = b.client.CompareAndSwap(item)
+		switch {
+		case errors.Is(err, memcache.ErrCASConflict):
+			continue
+		case errors.Is(err, memcache.ErrNotStored), errors.Is(err, memcache.ErrCacheMiss):
+			return false, nil
+		}
+		return err == nil, unavailable(err)
 	}
-	item, err := b.client.Get(b.key("lock", h.Name))
-	if errors.Is(err, memcache.ErrCacheMiss) {
-		return false, nil
-	}
-	if err != nil {
-		return false, unavailable(err)
-	}
-	id, left, err := parse(item)
-	if err != nil || id != h.ID {
-		return false, nil
-	}
-	if item.Expiration = expired; !ends {
-		h.TTL = max(h.TTL, left)
-		item.Expiration = seconds(h.TTL)
-	}
-	item.Value = value(h.ID, h.TTL)
-	err = b.client.CompareAndSwap(item)
-	if errors.Is(err, memcache.ErrCASConflict) || errors.Is(err, memcache.ErrNotStored) || errors.Is(err, memcache.ErrCacheMiss) {
-		return false, nil
-	}
-	return err == nil, unavailable(err)
 }
 
 // Extend implements [lock.Backend].
 func (b *Backend) Extend(ctx context.Context, h lock.Hold) (bool, error) {
+	if err := checkTTL(h.TTL); err != nil {
+		return false, err
+	}
 	ok, err := b.swap(ctx, h, false)
 	if !ok || h.Fence == 0 {
 		return ok, err
