@@ -140,11 +140,11 @@ func (sb *standby) outdate(key string, r *store.Reading) {
 // fetched at once.
 func (sb *standby) recovering(key string, r *store.Reading) *outcome {
 	s := sb.reserve
-	if s == nil || r.Seen != "" || !s.awayLately() {
+	if s == nil || r.Seen != "" {
 		return nil
 	}
-	v := s.find(s.coherence.hash(key), key)
-	if v == nil || v.era < s.before.Load() || v.since.changed() {
+	v := s.beforeOutage(key)
+	if v == nil {
 		return nil
 	}
 	o := sb.judge(key, v.read, errLost)
@@ -154,6 +154,18 @@ func (sb *standby) recovering(key string, r *store.Reading) *outcome {
 	s.hits.Add(1)
 	o.refresh = v.read
 	return o
+}
+
+// beforeOutage is the value of a key from before an outage that has ended lately, or nil.
+func (s *reserve) beforeOutage(key string) *reserved {
+	if !s.awayLately() {
+		return nil
+	}
+	v := s.find(s.coherence.hash(key), key)
+	if v == nil || v.era < s.before.Load() || v.since.changed() {
+		return nil
+	}
+	return v
 }
 
 // awayLately reports whether there was an outage within the last recovery.

@@ -176,15 +176,16 @@ func (lk *lookup) Sending() { lk.sent.Store(true) }
 // Answered implements [store.Reader].
 func (lk *lookup) Answered(r *store.Reading, err error) {
 	ls := lk.ls
+	fetched := err == nil && decide(r, &ls.e.policy) == fetch
 	if s := ls.e.reserve; s != nil && err == nil {
 		s.took(lk.at)
+		fetched = fetched && s.beforeOutage(lk.key) == nil // it may be served: see recovering
 	}
 	ls.mu.Lock()
 	if lk.answered.Load() { // by close
 		ls.mu.Unlock()
 		return
 	}
-	fetched := err == nil && decide(r, &ls.e.policy) == fetch
 	if next := lk.next; fetched && next != nil && !next.strict {
 		next.skipped = true
 		close(next.endLocked(nil, nil))

@@ -1,0 +1,71 @@
+package guard_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stampedeguard/stampede/guard"
+)
+
+// emptied is a guard with 50 values in its reserve. Its Redis was away and has come back
+// empty. Before the keys are asked for by several callers each, all at once, the test may
+// do something else with the guard. No caller is to wait.
+func emptied(t *testing.T, callers int, before func(w *world, g *guard.Guard[string])) {
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 8 }) // two refreshes at once
+	away(t, p, func(w *world, n *network, g *guard.Guard[string]) {
+		const keys = 50
+		o := &origin{takes: 20 * time.Millisecond}
+		for range 2 {
+			for i := range keys {
+				get(w, g, fmt.Sprint("k", i), o.fetch)
+			}
+		}
+		n.cut()
+		for i := range keys {
+			get(w, g, fmt.Sprint("k", i), never)
+		}
+		w.server.FlushAll()
+		n.refuses.Store(false)
+		time.Sleep(3 * time.Second) // fake: until the store is at work
+		var wg sync.WaitGroup
+		for i := range 10 * keys { // the client finds its broken connections
+			wg.Go(func() { _, _ = g.Peek(ctx, fmt.Sprint("absent", i)) })
+		}
+		wg.Wait()
+		before(w, g)
+		var fetches, waited atomic.Int32
+		fetch := func(ctx context.Context) (string, error) {
+			fetches.Add(1)
+			return o.fetch(ctx)
+		}
+		for i := range callers * keys {
+			wg.Go(func() {
+				start := time.Now()
+				get(w, g, fmt.Sprint("k", i%keys), fetch)
+				if time.Since(start) > time.Millisecond {
+					waited.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if waited.Load() > 2 || fetches.Load() > 4 { // a broken connection may be left
+			w.Errorf("%d of %d callers waited, for %d fetches", waited.Load(), callers*keys, fetches.Load())
+		}
+	})
+}
+
+func TestAllCallersOfALostKeyAreServed(t *testing.T) {
+	emptied(t, 5, func(*world, *guard.Guard[string]) {})
+}
+
+func TestMissesOfOtherKeysFetchNoLostKey(t *testing.T) {
+	emptied(t, 1, func(w *world, g *guard.Guard[string]) {
+		for i := range 20 { // in a row
+			get(w, g, fmt.Sprint("other", i), (&origin{}).fetch)
+		}
+	})
+}
