@@ -90,3 +90,13 @@ func ParseLockReplies(reply any) {
 func Bounded(s *Store, fn func(context.Context) error) error {
 	return s.bounded(context.Background(), "test", fn)
 }
+
+// EndsQueued reports whether a read that is queued ends if the batch before it times out
+// while the store is being closed. The store is closed.
+func EndsQueued(s *Store) bool {
+	q, b := s.topo.all()[0].reads, &batch{}
+	r := &request{weight: 1, since: time.Now(), done: make(chan struct{}, 1)}
+	q.waiting, q.load, q.flying = []*request{r}, load{}.plus(r), []*batch{b}
+	q.giveUp(b, errTimeout)
+	return r.state.Load() == withdrawn
+}

@@ -256,7 +256,9 @@ func (q *queue) giveUp(b *batch, why error) {
 		longest = q.n.s.opts.RedisTimeout / 2
 	}
 	late := q.shedLocked(longest)
-	q.startLocked()
+	if !q.startLocked() {
+		late = append(late, q.shedLocked(0)...) // no sender comes any more
+	}
 	q.mu.Unlock()
 	for _, r := range b.rs {
 		r.end(sending, left, why)

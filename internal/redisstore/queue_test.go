@@ -536,6 +536,16 @@ func TestCloseEndsQueuedRequests(t *testing.T) {
 	})
 }
 
+func TestTimeoutDuringCloseEndsQueuedRequests(t *testing.T) {
+	s := opened(t, redistest.RunStandalone(t, redistest.StandaloneConfig{}).Client(), redisstore.Options{})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !redisstore.EndsQueued(s) {
+		t.Error("a queued read never ends")
+	}
+}
+
 // An acquire is sent again at once. If the failure of the first were not known yet, the
 // failure of the second would not count.
 func TestFailureCountsBeforeItsCallersKnow(t *testing.T) {
