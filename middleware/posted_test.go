@@ -201,7 +201,7 @@ func TestInvalidationDuringAPostWinsOnRedis(t *testing.T) {
 }
 
 // The handler of a POST sees parts of its request that a shared run does not get.
-func TestPostThatSharedRunsWouldNotSeeAnswersNoGet(t *testing.T) {
+func TestPostToAnotherHostAnswersNoGet(t *testing.T) {
 	for name, c := range map[string]struct {
 		o    middleware.Options
 		what string

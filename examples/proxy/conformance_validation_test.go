@@ -240,11 +240,11 @@ func TestConformanceStale(t *testing.T) {
 func TestConformanceStaleByOption(t *testing.T) {
 	l := func(lines ...string) []string { return lines }
 	old := l(hour, staleNow)
-	forbidden := func(name, directive string) story {
-		return story{name + " forbids stale responses", []step{
+	fails, closes := step{status: 503, want: origin}, step{raw: "\r\n", want: either, wantStatus: 502}
+	forbidden := func(directive, when string, failure step) story {
+		return story{directive + " forbids stale responses " + when, []step{
 			{header: l("Cache-Control: max-age=3600, "+directive, staleNow, `ETag: "a"`), want: origin},
-			{status: 503, want: origin},
-			{raw: "\r\n", want: either, wantStatus: 502},
+			failure, // a second failure might share the run of the first
 		}}
 	}
 	tell(t, []story{
@@ -264,9 +264,12 @@ func TestConformanceStaleByOption(t *testing.T) {
 			{header: l("Cache-Control: max-age=3600, stale-if-error=60", staleNow), want: origin},
 			{status: 503, want: origin},
 		}},
-		forbidden("must-revalidate", "must-revalidate"),
-		forbidden("proxy-revalidate", "proxy-revalidate"),
-		forbidden("no-cache", "no-cache"),
+		forbidden("must-revalidate", "of a failure", fails),
+		forbidden("must-revalidate", "of a lost connection", closes),
+		forbidden("proxy-revalidate", "of a failure", fails),
+		forbidden("proxy-revalidate", "of a lost connection", closes),
+		forbidden("no-cache", "of a failure", fails),
+		forbidden("no-cache", "of a lost connection", closes),
 		{"s-maxage forbids stale responses", []step{
 			{header: l("Cache-Control: s-maxage=3600", staleNow, `ETag: "a"`), want: origin},
 			{status: 503, want: origin},
