@@ -158,7 +158,7 @@ func (ls *lookups) close() {
 func (ls *lookups) underWayLocked(each func(*lookup) bool) {
 	for _, lk := range ls.of {
 		for ; lk != nil; lk = lk.next {
-			if !lk.answered.Load() && !each(lk) { // a skipped one stays behind a miss
+			if !lk.answered.Load() && !each(lk) {
 				return
 			}
 		}
