@@ -19,18 +19,7 @@ func emptied(t *testing.T, callers int, before func(w *world, g *guard.Guard[str
 	away(t, p, func(w *world, n *network, g *guard.Guard[string]) {
 		const keys = 50
 		o := &origin{takes: 20 * time.Millisecond}
-		for range 2 {
-			for i := range keys {
-				get(w, g, fmt.Sprint("k", i), o.fetch)
-			}
-		}
-		n.cut()
-		for i := range keys {
-			get(w, g, fmt.Sprint("k", i), never)
-		}
-		w.server.FlushAll()
-		n.refuses.Store(false)
-		time.Sleep(3 * time.Second) // fake: until the store is at work
+		losesAll(w, n, g, keys, o.fetch)
 		var wg sync.WaitGroup
 		for i := range 10 * keys { // the client finds its broken connections
 			wg.Go(func() { _, _ = g.Peek(ctx, fmt.Sprint("absent", i)) })

@@ -31,6 +31,24 @@ func back(w *world, n *network, g *guard.Guard[string]) {
 	time.Sleep(10 * time.Second) // fake: until the probe and the subscription have been there
 }
 
+// losesAll has the guard keep the values of so many keys, which Redis loses in an outage. It
+// returns when the store is at work again.
+func losesAll(w *world, n *network, g *guard.Guard[string], keys int, fetch func(context.Context) (string, error)) {
+	w.Helper()
+	for range 2 {
+		for i := range keys {
+			get(w, g, fmt.Sprint("k", i), fetch)
+		}
+	}
+	n.cut()
+	for i := range keys {
+		get(w, g, fmt.Sprint("k", i), never)
+	}
+	w.server.FlushAll()
+	n.refuses.Store(false)
+	time.Sleep(3 * time.Second) // fake
+}
+
 // load asks for a key and returns the result.
 func loadFrom(w *world, g *guard.Guard[string], key string, o *origin) guard.Result[string] {
 	w.Helper()
@@ -355,18 +373,7 @@ func TestEmptyRedisIsRefilledAtABoundedRate(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 			return "v", nil
 		}
-		for range 2 {
-			for i := range keys {
-				get(w, g, fmt.Sprint("k", i), fetch)
-			}
-		}
-		n.cut()
-		for i := range keys {
-			get(w, g, fmt.Sprint("k", i), never)
-		}
-		w.server.FlushAll()
-		n.refuses.Store(false)
-		time.Sleep(3 * time.Second) // fake: until the store is at work
+		losesAll(w, n, g, keys, fetch)
 		fetches.Store(0)
 		most.Store(0)
 		for range 100 {
