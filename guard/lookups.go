@@ -248,6 +248,11 @@ func (lk *lookup) shared(ctx context.Context) *read {
 			return ended
 		}
 	}
+	return lk.answer()
+}
+
+// answer is the shared read once it is answered, or nil if it was skipped.
+func (lk *lookup) answer() *read {
 	if lk.skipped {
 		return nil
 	}
@@ -355,10 +360,11 @@ func (lk *lookup) waitHedged(ctx context.Context, instead func(why error) *outco
 	if ended := await(ctx, lk.done); ended != nil {
 		return ended, nil
 	}
-	if !lk.answered.Load() {
-		if o := instead(errSilent); o != nil {
-			return nil, o
-		}
+	if lk.answered.Load() {
+		return lk.answer(), nil
+	}
+	if o := instead(errSilent); o != nil {
+		return nil, o
 	}
 	return lk.shared(ctx), nil
 }

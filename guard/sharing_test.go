@@ -357,6 +357,29 @@ func TestHungFetchIsGivenUp(t *testing.T) {
 	})
 }
 
+func TestLateEndOfAHungFetchIsIgnored(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		for way, end := range map[string]func(){"returns": func() {}, "panics": func() { panic("late") }, "exits": runtime.Goexit} {
+			g := w.fleet(1, policy(func(p *guard.Policy) { p.FetchTimeout = time.Second }))
+			release := make(chan struct{})
+			hung := func(context.Context) (string, error) { <-release; end(); return "late", nil }
+			for i, a := range callers(g, 3, way, hung) {
+				if !errors.Is(a.err, guard.ErrFetchTimeout) {
+					w.Errorf("%s: caller %d got %q, %v", way, i, a.value, a.err)
+				}
+			}
+			o := &origin{takes: 500 * time.Millisecond}
+			time.AfterFunc(100*time.Millisecond, func() { close(release) })
+			for i, a := range callers(g, 3, way, o.fetch) {
+				if a.value != "v1" {
+					w.Errorf("%s: caller %d of the next fetch got %q, %v", way, i, a.value, a.err)
+				}
+			}
+			o.fetched(w, 1)
+		}
+	})
+}
+
 func TestObedientFetchEndsWithErrFetchTimeout(t *testing.T) {
 	inWorlds(t, func(w *world) {
 		g := w.fleet(1, policy(func(p *guard.Policy) { p.FetchTimeout = time.Second }))[0]
