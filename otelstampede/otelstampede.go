@@ -1,4 +1,4 @@
-// Package otelstampede reports guards, stores and budgets to OpenTelemetry: metrics, a span
+// Package otelstampede reports guards, stores, budgets and locks to OpenTelemetry: metrics, a span
 // for each fetch, and a span for each wait that links to the fetch, also when the fetch
 // runs in another process.
 //
@@ -43,7 +43,7 @@ type Options struct {
 	Keys bool
 }
 
-// Telemetry is an observer of guards, stores and budgets: give it to each of them as
+// Telemetry is an observer of guards, stores, budgets and locks: give it to each of them as
 // Observer. It is safe for concurrent use.
 type Telemetry struct {
 	registry    measure.Registry
