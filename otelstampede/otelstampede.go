@@ -38,8 +38,9 @@ type Options struct {
 	// TracerProvider makes the spans. Default: the global one.
 	TracerProvider trace.TracerProvider
 
-	// Keys adds the key to spans, as stampede.key, cut to 200 bytes. If its policy sets
-	// HideKeys, a guard shows none. Default: no keys.
+	// Keys adds the key to spans, as stampede.key, cut to 200 bytes. The texts of a guard's
+	// errors name keys in any case. If its policy sets HideKeys, a guard shows none. Default:
+	// no attribute.
 	Keys bool
 }
 
