@@ -16,7 +16,8 @@ type ContextObserver interface {
 	ObserveContext(ctx context.Context, ev Event)
 }
 
-// A Tracer is an [Observer] that makes spans of fetches.
+// A Tracer is an [Observer] that makes spans of fetches. Of several observers, a guard asks
+// the first Tracer.
 type Tracer interface {
 	Observer
 	// StartFetch is called before each call of a fetch, once for all of its keys. The event
@@ -35,7 +36,7 @@ type Tracer interface {
 //   - a guard has Counters() guard.Stats and InFlight(max int) ([]guard.Flight, int);
 //   - a store has Nodes() []cache.NodeStatus;
 //   - a budget has Known() guard.BudgetState and Limit() budget.Limit;
-//   - a lock.Locker or lock.Worker has Held() int.
+//   - a lock.Locker, also that of a lock.Worker, has Held() int.
 type Attacher interface {
 	Observer
 	Attach(name string, component any) (detach func())

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
@@ -95,6 +96,12 @@ func TestFailuresTravel(t *testing.T) {
 	long := guard.DecodeFailure(guard.EncodeFailure(errors.New(strings.Repeat("x", 1<<20)), p), p)
 	if len(long.Text) > 5<<10 || !strings.HasPrefix(long.Text, "xxx") {
 		t.Errorf("a text of 1 MiB came as %d bytes", len(long.Text))
+	}
+	// MessagePack's strings are UTF-8: other languages refuse other bytes.
+	for _, text := range []string{"no row k\xff", strings.Repeat("x", 4095) + "é"} {
+		if got := guard.DecodeFailure(guard.EncodeFailure(errors.New(text), p), p); !utf8.ValidString(got.Text) {
+			t.Errorf("the text ends in %q", got.Text[max(0, len(got.Text)-20):])
+		}
 	}
 }
 

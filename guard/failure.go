@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -41,6 +42,7 @@ func encodeFailure(err error, pause time.Duration, p *Policy) []byte {
 	if len(f.Text) > maxFailureText {
 		f.Text = f.Text[:maxFailureText] + "… (cut)"
 	}
+	f.Text = strings.ToValidUTF8(f.Text, "?") // MessagePack's strings are UTF-8
 	var panicked *PanicError
 	f.Panicked = errors.As(err, &panicked)
 	for name, sentinel := range p.Errors {

@@ -46,8 +46,9 @@ type Backend interface {
 	// Inspect tells about a lock that may have several holders.
 	Inspect(ctx context.Context, name string, holders int) (State, error)
 	// Watch sends when a waiter should ask again: after the release of a holder because of
-	// which an Acquire was refused, or when a release may have been missed. The channel has room for one, and is never closed. Where there is nothing to
-	// subscribe to it is nil, and waiters poll. Call stop once.
+	// which an Acquire was refused, or when a release may have been missed. The channel has
+	// room for one, and is never closed. Where there is nothing to subscribe to it is nil, and
+	// waiters poll. Call stop once.
 	Watch(name string) (changed <-chan struct{}, stop func())
 }
 

@@ -15,5 +15,5 @@
 //
 //	UPDATE account SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2
 //
-// The rules and their exceptions are in docs/guide/lock.md.
+// The rules and their exceptions are in docs/guarantees.md, the guide is docs/guide/lock.md.
 package lock

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/store"
+	"github.com/stampedeguard/stampede/internal/telemetry"
 )
 
 // jobTerms are the further terms of a Worker's lock.
@@ -18,7 +19,10 @@ type jobAnswer struct {
 	job   store.Job
 }
 
-func (*jobAnswer) Error() string { return "lock: the job has ended" }
+func (*jobAnswer) Error() string { return telemetry.ErrJobEnded.Error() }
+
+// Is tells package measure about the end of a wait.
+func (*jobAnswer) Is(target error) bool { return target == telemetry.ErrJobEnded }
 
 // A jobOutcome is the outcome of an attempt, as its release tells it.
 type jobOutcome struct {

@@ -281,9 +281,9 @@ func (k *Lock) renew() {
 }
 
 // Extend has the lock end ttl from now or later, never earlier than it would have: for a
-// holder without renewal, or before a step that must not be interrupted. ErrLost: the lock is not held any more; a
-// lost lock never comes back. Another error: no majority answered, and the lock ends when it
-// would have.
+// holder without renewal, or before a step that must not be interrupted. ErrLost: the lock
+// is not held any more; a lost lock never comes back. Another error: no majority answered,
+// and the lock ends when it would have.
 func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	if err := k.l.ready(ctx); err != nil {
 		return err

@@ -46,8 +46,8 @@ type Options struct {
 
 	// Observer is told of each lock: LeaseGranted, LeaseTakenOver, LeaseHeld, LeaseLost,
 	// LeaseReleased, WaitBegan, WaitEnded. The Guard of its events is empty, their Key the
-	// lock's name, and their Token its ID. LeaseReleased has the Duration that it was held. guard.LogObserver writes them to a log. Default
-	// none.
+	// lock's name, and their Token its ID. LeaseReleased has the Duration that it was held.
+	// guard.LogObserver writes them to a log. Default none.
 	Observer cache.Observer
 }
 

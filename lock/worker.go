@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/stampedeguard/stampede/cache"
@@ -82,13 +83,16 @@ type Worker struct {
 	l      *Locker
 }
 
-// NewWorker returns a worker for the jobs of the given name, 1 to 128 bytes. The store stays
-// the caller's.
+// NewWorker returns a worker for the jobs of the given name: 1 to 128 bytes, no colon and no
+// zero byte among them. The store stays the caller's.
 func NewWorker(s cache.Store, name string, p WorkerPolicy) (*Worker, error) {
 	p.fill()
 	errs := []error{p.validate()}
 	if name == "" || len(name) > 128 {
 		errs = append(errs, fmt.Errorf("lock: NewWorker: the name has %d bytes, must have 1 to 128", len(name)))
+	}
+	if strings.ContainsAny(name, ":\x00") {
+		errs = append(errs, fmt.Errorf("lock: NewWorker: the name %q holds a colon or a zero byte, which end it in keys", name))
 	}
 	var locks store.Locks
 	switch {

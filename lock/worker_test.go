@@ -250,6 +250,12 @@ func TestBadWorkerPolicyIsRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "the store is nil") || !strings.Contains(err.Error(), "the name has 0 bytes") {
 		t.Errorf("NewWorker: %v", err)
 	}
+	// Job "c" of worker "a:b" would be job "b:c" of worker "a".
+	for _, name := range []string{"a:b", "a\x00b"} {
+		if _, err := lock.NewWorker(memoryStore(t), name, lock.WorkerPolicy{}); err == nil || !strings.Contains(err.Error(), "colon") {
+			t.Errorf("a worker of the name %q: %v", name, err)
+		}
+	}
 	w := newWorker(t, memoryStore(t), lock.WorkerPolicy{})
 	if _, err := w.Do(t.Context(), "job", nil); err == nil {
 		t.Error("Do without a function")

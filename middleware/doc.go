@@ -22,10 +22,10 @@
 // A request with credentials ([Options.Credentials], a client certificate, or cookies,
 // unless [Options.Cookies] lists those that matter) has a run that gets these, and no other
 // headers. The response is shared only with other such requests, and only if it says public
-// or s-maxage, or, for Authorization, if RFC 9111 allows it (3.5). That is decided at the
-// response's header, before a waiting request gets a byte of it. If the response may not be
-// shared, the requests for that page run side by side for the next two minutes instead of
-// queueing, or until a response can be shared.
+// or s-maxage. [Options.TrustOrigin] changes that. The decision falls at the response's
+// header, before a waiting request gets a byte of it. If the response may not be shared, the
+// requests for that page run side by side for the next two minutes instead of queueing, or
+// until a response can be shared.
 //
 // The rules, each with its test, are in docs/http.md.
 package middleware

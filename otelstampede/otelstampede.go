@@ -1,4 +1,4 @@
-// Package otelstampede reports guards, stores and budgets to OpenTelemetry: metrics, a span
+// Package otelstampede reports guards, stores, budgets and locks to OpenTelemetry: metrics, a span
 // for each fetch, and a span for each wait that links to the fetch, also when the fetch
 // runs in another process.
 //
@@ -38,12 +38,13 @@ type Options struct {
 	// TracerProvider makes the spans. Default: the global one.
 	TracerProvider trace.TracerProvider
 
-	// Keys adds the key to spans, as stampede.key, cut to 200 bytes. If its policy sets
-	// HideKeys, a guard shows none. Default: no keys.
+	// Keys adds the key to spans, as stampede.key, cut to 200 bytes. The texts of a guard's
+	// errors name keys in any case. If its policy sets HideKeys, a guard shows none. Default:
+	// no attribute.
 	Keys bool
 }
 
-// Telemetry is an observer of guards, stores and budgets: give it to each of them as
+// Telemetry is an observer of guards, stores, budgets and locks: give it to each of them as
 // Observer. It is safe for concurrent use.
 type Telemetry struct {
 	registry    measure.Registry

@@ -189,6 +189,14 @@ func TestSpansHaveKeysOnlyOnRequest(t *testing.T) {
 	}
 }
 
+func TestErrorTextOfASpanIsValidUTF8(t *testing.T) {
+	p := newProcess(t, memory(t), otelstampede.Options{})
+	_, _ = p.Get(t.Context(), "k", func(context.Context) (string, error) { return "", errors.New("no row k\xff") })
+	if got := p.named("fetch users")[0].Status.Description; got != "no row k\uFFFD" {
+		t.Errorf("the text is %q", got)
+	}
+}
+
 func TestFetchContextHoldsItsSpan(t *testing.T) {
 	p := newProcess(t, memory(t), otelstampede.Options{})
 	_, _ = p.Get(t.Context(), "k", func(ctx context.Context) (string, error) {

@@ -2,6 +2,7 @@ package otelstampede
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -84,7 +85,8 @@ func (t *Telemetry) traceWait(ctx context.Context, ev *cache.Event) {
 func failSpan(span trace.Span, err error) {
 	span.SetAttributes(attribute.String("error.type", measure.ErrorType(err)))
 	if err != nil {
-		span.SetStatus(codes.Error, err.Error())
+		// An exporter refuses a whole batch of spans for a text that is not UTF-8.
+		span.SetStatus(codes.Error, strings.ToValidUTF8(err.Error(), "\uFFFD"))
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package promstampede reports guards, stores and budgets to Prometheus, for programs that
+// Package promstampede reports guards, stores, budgets and locks to Prometheus, for programs that
 // do not use OpenTelemetry.
 //
 //	metrics := promstampede.New()
@@ -19,8 +19,8 @@ import (
 	"github.com/stampedeguard/stampede/internal/measure"
 )
 
-// A Collector is an observer of guards, stores and budgets and a [prometheus.Collector]: give
-// it to each of them as Observer, and register it once. It is safe for concurrent use.
+// A Collector is an observer of guards, stores, budgets and locks, and a
+// [prometheus.Collector]: give it to each of them as Observer, and register it once. It is safe for concurrent use.
 type Collector struct {
 	registry   measure.Registry
 	histograms map[*measure.Instrument]*prometheus.HistogramVec

@@ -38,7 +38,7 @@ func TestConformanceHeaders(t *testing.T) {
 			{header: l(hour), want: origin, wantHeader: l("Content-Type:", "ETag:", "Last-Modified:", "Expires:")},
 			{want: cached, wantHeader: l("Content-Type:", "ETag:", "Last-Modified:", "Expires:")},
 		}},
-		{"fields nobody knows", []step{
+		{"unknown fields", []step{
 			{header: l(hour, "Foo: a", "Foo: b", "Bar:", "X-Long: "+strings.Repeat("x", 4000)), want: origin},
 			{want: cached, wantHeader: l("Foo: a, b", "X-Long: "+strings.Repeat("x", 4000))},
 		}},

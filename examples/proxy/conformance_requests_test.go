@@ -155,7 +155,7 @@ func TestConformanceRequests(t *testing.T) {
 		auth("must-revalidate", origin, "Cache-Control: max-age=3600, must-revalidate"),
 		auth("private", origin, "Cache-Control: private, max-age=3600"),
 		auth("no-store", origin, "Cache-Control: no-store"),
-		{"what others may have isn't for those who say who they are", []step{
+		{"anonymous pages answer no request with Authorization", []step{
 			{header: []string{fresh}, want: origin},
 			{header: []string{fresh}, send: []string{"Authorization: Bearer x"}, want: origin},
 			{want: cached, wantBody: "answer 1"},

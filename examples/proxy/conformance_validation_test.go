@@ -100,7 +100,7 @@ func TestConformanceConditions(t *testing.T) {
 			{header: l(hour, `ETag: "a"`), send: l(`If-None-Match: "a"`), want: origin, wantStatus: 304, wantHeader: l(`ETag: "a"`)},
 			{want: cached, wantBody: "answer 1"},
 		}},
-		{"validated for a client who has it", []step{
+		{"validated for a client that has it", []step{
 			{header: l(hour, staleNow, `ETag: "a"`), want: origin},
 			{status: 304, header: l(hour, `ETag: "a"`), send: l(`If-None-Match: "a"`), want: validated, wantStatus: 304},
 		}},

@@ -45,8 +45,8 @@ type Options struct {
 	MaxGuards, MaxKeys int
 }
 
-// A Page is an observer of guards, stores and budgets, and the HTTP handler that shows
-// them. It is safe for concurrent use.
+// A Page is an observer of guards, stores, budgets and locks, and the HTTP handler that
+// shows them. It is safe for concurrent use.
 //
 // GET answers HTML, or JSON if the request accepts application/json before HTML or asks
 // for ?format=json. ?guard=NAME shows one guard. With &key=KEY it also asks the store for the

@@ -90,7 +90,7 @@ func (p *Page) sample() {
 			w.history = slices.Delete(w.history, 0, 1)
 		}
 	}
-	p.timer = time.AfterFunc(sampleEvery, p.sample)
+	p.timer.Reset(sampleEvery) // a new one beside that of a later Attach would sample twice as often
 }
 
 func totalsOf(g *measure.Named) totals {

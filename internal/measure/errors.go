@@ -7,11 +7,12 @@ import (
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/store"
 	"github.com/stampedeguard/stampede/internal/telemetry"
+	"github.com/stampedeguard/stampede/lock"
 )
 
-// ErrorType returns the class of an error that a guard returned, from a short and fixed
-// list: for metrics, as their labels must not be error texts. It is empty for nil, and
-// "other" for an error of the fetch that no guard knows.
+// ErrorType returns the class of an error of a guard or a lock, from a short and fixed list:
+// for metrics, as their labels must not be error texts. It is empty for nil, and "other" for
+// an error of the fetch that no guard knows.
 func ErrorType(err error) string {
 	var exhausted *guard.ExhaustedError
 	var panicked *guard.PanicError
@@ -40,6 +41,9 @@ func ErrorType(err error) string {
 		{telemetry.ErrNotWanted, "unwanted"},
 		{context.Canceled, "canceled"},
 		{context.DeadlineExceeded, "deadline_exceeded"},
+		{lock.ErrHeld, "held"},
+		{lock.ErrClosed, "closed"},
+		{telemetry.ErrJobEnded, "job_ended"},
 	} {
 		if errors.Is(err, class.is) {
 			return class.name

@@ -1,5 +1,5 @@
-// Package measure lists the measurements of guards, stores and budgets: the names, units and
-// attributes of the metrics, how an event is recorded, and which numbers are read when
+// Package measure lists the measurements of guards, stores, budgets and locks: the names,
+// units and attributes of the metrics, how an event is recorded, and which numbers are read when
 // metrics are collected. The adapters to OpenTelemetry and Prometheus only translate it.
 package measure
 

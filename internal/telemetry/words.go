@@ -5,6 +5,9 @@ import "errors"
 // ErrNotWanted ends a fetch, or the wait before it, that no caller has a use for.
 var ErrNotWanted = errors.New("guard: no caller waits for the fetch any more")
 
+// ErrJobEnded ends the wait of a worker for a job that another worker has done or given up.
+var ErrJobEnded = errors.New("lock: the job has ended")
+
 // Triggers of fetches.
 const (
 	TriggerMiss    = "miss"    // no usable entry

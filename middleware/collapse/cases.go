@@ -41,7 +41,7 @@ var cases = []test{
 	{name: "zero-ttl", kind: required, expects: "a page without a lifetime is never one client after the other", run: zeroTTL},
 	{name: "mark-forgets", kind: optional, expects: "a second herd for a private page does not wait; once the page may be stored it is collapsed again", run: markForgets},
 	{name: "one-bad-answer", kind: optional, expects: "an answer to one odd request leaves the stored page", run: oneBadAnswer},
-	{name: "junk-variants", kind: optional, expects: "after 40 variants that nobody repeats a real one is still collapsed", run: junkVariants},
+	{name: "junk-variants", kind: optional, expects: "after 40 variants that no client repeats a real one is still collapsed", run: junkVariants},
 	{name: "endless", kind: required, expects: "waiters of an endless response get a byte within 6 s", run: endless},
 	{name: "max-wait", kind: optional, expects: "the origin never answers: each client is told so within 70 s", run: maxWait},
 	{name: "purge-under-way", kind: required, expects: "a GET after a POST gets the new page, also if an older GET is under way", run: purgeUnderWay},
