@@ -174,7 +174,7 @@ func (l *leader) withoutStore(f *flight, why error) *outcome {
 	if o := l.fetchedMeanwhile(f, why); o != nil {
 		return o
 	}
-	leave, o := l.awaitSlot(f.abandoned)
+	leave, o := l.awaitSlot()
 	if leave == nil {
 		return o
 	}
@@ -246,7 +246,7 @@ func (l *leader) goWithoutStore(away []*flight) {
 			if len(other.flights) == 0 {
 				return
 			}
-			leave, o := l.awaitSlot(other.abandoned)
+			leave, o := other.awaitSlot()
 			if leave != nil {
 				defer leave()
 			}
@@ -264,12 +264,17 @@ func (l *leader) goWithoutStore(away []*flight) {
 }
 
 // awaitSlot waits for a slot. It returns the function that gives the slot back, or the
-// outcome without one.
-func (l *leader) awaitSlot(deserted func() bool) (leave func(), o *outcome) {
+// outcome without one. A caller that is within a fetch with a slot ends the wait: that fetch
+// would keep its slot until then.
+func (l *leader) awaitSlot() (leave func(), o *outcome) {
 	p := &l.e.policy
 	ctx, cancel := context.WithTimeoutCause(l.ctx, p.MaxUnguardedWait, ErrWaitTimeout)
 	defer cancel()
-	leave = l.e.slots.wait(ctx, deserted)
+	nested := func() bool { return slices.ContainsFunc(l.flights, func(f *flight) bool { return f.nested.Load() }) }
+	leave = l.e.slots.wait(ctx, func() bool { return l.abandoned() || nested() })
+	if leave == nil && l.e.ctx.Err() == nil && nested() {
+		return func() {}, nil
+	}
 	if leave == nil && context.Cause(ctx) == ErrWaitTimeout && l.e.ctx.Err() == nil {
 		err := fmt.Errorf("%w: all %d slots for fetches without Redis were taken for %v (Policy.MaxUnguarded, MaxUnguardedWait)",
 			ErrWaitTimeout, p.MaxUnguarded, p.MaxUnguardedWait)

@@ -180,7 +180,7 @@ func (c *call) outside(ws []*want) []*want {
 // none.
 func (c *call) share(kind flightKind, ws []*want, number uint64) {
 	l := c.newLeader(kind)
-	solo := len(ws) == 1
+	solo, nested := len(ws) == 1, c.e.slots.within(c.ctx)
 	if c.steps {
 		ws[0].offer = newOffer()
 		l.offer = ws[0].offer
@@ -189,6 +189,9 @@ func (c *call) share(kind flightKind, ws []*want, number uint64) {
 		w.f, w.result, w.first = c.e.flights.join(kind, w.key, number, func() *flight {
 			return l.open(kind, w.key, number, w.rd, solo)
 		})
+		if nested && w.f != nil {
+			w.f.nested.Store(true)
+		}
 		c.leaveLookup(w)
 	}
 	inner := frameOf(c.ctx)

@@ -43,7 +43,7 @@ func (l *leader) fetchTurns() {
 	}
 	if leave := l.turns[0].leave; leave != nil {
 		defer leave()
-		l.ctx = context.WithValue(l.ctx, slotKey{}, l.e.slots)
+		l.ctx = context.WithValue(l.ctx, slotKey{l.e.slots}, true)
 	}
 	var index map[string]int
 	if len(l.turns) > 1 {

@@ -184,7 +184,7 @@ func (c *call) fetchInstead(all []*want) {
 		return
 	}
 	own := *c
-	own.ctx = context.WithValue(c.ctx, slotKey{}, e.slots)
+	own.ctx = context.WithValue(c.ctx, slotKey{e.slots}, true)
 	defer func() {
 		if t := late[0].out.turn; t != nil {
 			context.AfterFunc(t.ctx, leave)

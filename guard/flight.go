@@ -49,6 +49,7 @@ type flight struct {
 
 	// Read by callers while the flight runs.
 	waiting  atomic.Bool  // for the holder of the lease
+	nested   atomic.Bool  // a caller is within a fetch that has a slot
 	runner   atomic.Int32 // of its first caller's fetch: noRunner, flightRuns or callerRuns
 	fallback atomic.Pointer[fallback]
 	fetch    atomic.Pointer[frame]              // the last that it has begun

@@ -107,7 +107,7 @@ func (l *leader) protect(do func()) {
 func (l *leader) part(f *flight) {
 	own := l.another([]*flight{f})
 	if l.slot != nil {
-		own.ctx = context.WithValue(l.ctx, slotKey{}, nil)
+		own.ctx = context.WithValue(l.ctx, slotKey{l.e.slots}, nil)
 	}
 	f.by = own
 }
@@ -206,7 +206,7 @@ func (l *leader) takeSlot() bool {
 	if l.slot = l.e.reserve.takeSlot(l.e.slots); l.slot == nil {
 		return false
 	}
-	l.ctx = context.WithValue(l.ctx, slotKey{}, l.e.slots)
+	l.ctx = context.WithValue(l.ctx, slotKey{l.e.slots}, true)
 	return true
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -108,6 +109,68 @@ func TestNestedUnguardedFetchTakesNoSecondSlot(t *testing.T) {
 		})
 		if v != "b" || err != nil {
 			w.Errorf("got %q, %v", v, err)
+		}
+	})
+}
+
+// pitfall 29
+func TestFetchWithASlotWaitsForNoSlot(t *testing.T) {
+	for name, outer := range map[string]func(ctx context.Context, g *guard.Guard[string]) error{
+		"Get": func(ctx context.Context, g *guard.Guard[string]) error {
+			_, err := g.Get(ctx, "b", never)
+			return err
+		},
+		"GetMany": func(ctx context.Context, g *guard.Guard[string]) error {
+			_, err := g.GetMany(ctx, []string{"b", "c"}, (&manyOrigin{}).fetch)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			faulty(t, policy(noReserve, func(p *guard.Policy) { p.MaxUnguarded = 1 }), cache.Options{}, func(w *world, n *network, _ *redis.Client, g *guard.Guard[string]) {
+				n.cut()
+				for range 10 {
+					get(w, g, "warm-up", (&origin{}).fetch)
+				}
+				begun, o := make(chan struct{}), &origin{}
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					get(w, g, "a", func(ctx context.Context) (string, error) {
+						close(begun)
+						time.Sleep(time.Second)
+						return "a", outer(ctx, g)
+					})
+				})
+				<-begun
+				start := time.Now()
+				wg.Go(func() { get(w, g, "b", o.fetch) }) // queues for the slot
+				wg.Wait()
+				if took := time.Since(start); took > 1100*time.Millisecond {
+					w.Errorf("they waited for each other for %v", took)
+				}
+				o.fetched(w, 1)
+			})
+		})
+	}
+}
+
+// pitfall 29
+func TestNestedFetchOfTwoGuardsTakesNoSecondSlot(t *testing.T) {
+	inRedis(t, func(w *world) {
+		s := w.open()
+		p := policy(noReserve, func(p *guard.Policy) { p.MaxUnguarded = 1 })
+		g := w.guard(s, p)
+		other, err := guard.New[string](s, "other", p)
+		must(w, err)
+		w.Cleanup(func() { _ = other.Close() })
+		must(w, w.server.Stop())
+		start := time.Now()
+		get(w, g, "a", func(ctx context.Context) (string, error) {
+			return other.Get(ctx, "b", func(ctx context.Context) (string, error) {
+				return g.Get(ctx, "c", (&origin{}).fetch)
+			})
+		})
+		if took := time.Since(start); took > 10*time.Second {
+			w.Errorf("it waited for itself for %v", took)
 		}
 	})
 }

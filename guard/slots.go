@@ -13,7 +13,7 @@ import (
 
 // slotKey marks the context of a fetch that has one of the slots it names: a fetch
 // of another key from within must not queue behind its own caller.
-type slotKey struct{}
+type slotKey struct{ of *slots }
 
 // slots of an engine. They are one channel, which has a place for each.
 type slots struct {
@@ -21,11 +21,14 @@ type slots struct {
 	ended <-chan struct{} // with the guard
 }
 
+// within reports whether ctx belongs to a fetch that has a slot.
+func (s *slots) within(ctx context.Context) bool { return ctx.Value(slotKey{s}) != nil }
+
 // wait waits for a slot and returns the function that gives it back; nil if ctx or the
 // guard ended first, or if deserted reports that no caller waits any more.
 func (s *slots) wait(ctx context.Context, deserted func() bool) (leave func()) {
-	if ctx.Value(slotKey{}) == s {
-		return func() {} // asked for by a fetch that has one
+	if s.within(ctx) {
+		return func() {}
 	}
 	select {
 	case s.taken <- struct{}{}:
