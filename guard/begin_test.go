@@ -335,3 +335,30 @@ func TestImpatientTurnsShareTheSlots(t *testing.T) {
 		holder.Release()
 	})
 }
+
+func TestRefreshThatHangsHoldsUpNothing(t *testing.T) {
+	inMemory(t, func(w *world) {
+		p := policy(func(p *guard.Policy) { p.TTL, p.Stale, p.FetchTimeout = time.Second, time.Hour, time.Second })
+		g := w.fleet(1, p)[0]
+		begin(w, g, "k").Store("v1")
+		begun, hangs := make(chan struct{}, 2), make(chan struct{})
+		defer close(hangs)
+		for range 2 {
+			time.Sleep(10 * time.Second)
+			_, _, err := g.Begin(ctx, "k", func(*guard.Turn[string]) { begun <- struct{}{}; <-hangs })
+			must(w, err)
+		}
+		synctest.Wait()
+		if len(begun) != 2 {
+			w.Errorf("%d refreshes began, want 2", len(begun))
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- g.Close() }()
+		select {
+		case err := <-closed:
+			must(w, err)
+		case <-time.After(time.Minute):
+			w.Error("Close waits for the refresh")
+		}
+	})
+}

@@ -413,6 +413,17 @@ func (t *timedOut) Unwrap() error { return ErrFetchTimeout }
 // hand gives a turn to the caller that is to fetch and waits for its end.
 func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
 	o := startTurn(p.ctx, l.e, p, t, r, &p.keys, paid.expense)
+	if l.refresh != nil {
+		go l.callRefresh(o)
+	} else if !l.offer.give(o) {
+		o.release()
+	}
+	<-t.f.settled
+}
+
+// callRefresh calls the user's refresh, on a goroutine of its own: nothing waits for one that
+// hangs. A refresh that panics or exits its goroutine ends the turn.
+func (l *leader) callRefresh(o *openTurn) {
 	returned := false
 	defer func() {
 		if returned {
@@ -424,11 +435,6 @@ func (l *leader) hand(p *part, t *turn, r *fill, paid payment) {
 		}
 		o.end(func(r *fill) { r.err = err })
 	}()
-	if l.refresh != nil {
-		l.refresh(o)
-	} else if !l.offer.give(o) {
-		o.release()
-	}
-	<-t.f.settled
+	l.refresh(o)
 	returned = true
 }

@@ -75,7 +75,8 @@ func telling[V any](fetch func(context.Context, *Fill[V]) (V, error)) fetchFunc 
 // Turn and the last value, if there is one, in its Stale. Errors as of Load.
 //
 // refresh is called, on a goroutine of its own, with the turn to refresh a value that
-// is served: it must end the turn. Nil: such values are not refreshed.
+// is served: it must end the turn. Nothing waits for its return. Nil: such values are not
+// refreshed.
 func (g *Guard[V]) Begin(ctx context.Context, key string, refresh func(*Turn[V]), opts ...CallOption) (Result[V], *Turn[V], error) {
 	if ctx == nil {
 		return Result[V]{}, nil, g.engine.misused(ctx)
