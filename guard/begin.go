@@ -21,8 +21,9 @@ type Turn[V any] struct {
 	t *openTurn
 }
 
-// Context has the values of the context given to Begin and not its cancellation. It
-// ends with the turn, or when no caller can use the result any more.
+// Context has the values of the context given to Begin and not its cancellation, unless the
+// turn is for its caller alone. It ends with the turn, or when no caller can use the result
+// any more.
 func (t *Turn[V]) Context() context.Context { return t.t.ctx }
 
 // Alone reports whether the value is for this caller only: the key's values are

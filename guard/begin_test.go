@@ -336,6 +336,20 @@ func TestImpatientTurnsShareTheSlots(t *testing.T) {
 	})
 }
 
+// For the race detector: a caller of WhileWanted asks from a goroutine of its own.
+func TestTurnMayEndWhileItIsAskedAbout(t *testing.T) {
+	inMemory(t, func(w *world) {
+		turn := begin(w, w.fleet(1, policy())[0], "k")
+		var wg sync.WaitGroup
+		wg.Go(func() { turn.Store("v") })
+		turn.Wanted()
+		wg.Wait()
+		if turn.Wanted() {
+			w.Error("a turn that is over is wanted")
+		}
+	})
+}
+
 func TestRefreshThatHangsHoldsUpNothing(t *testing.T) {
 	inMemory(t, func(w *world) {
 		p := policy(func(p *guard.Policy) { p.TTL, p.Stale, p.FetchTimeout = time.Second, time.Hour, time.Second })

@@ -170,17 +170,17 @@ func (p *part) stillWanted(turns []*turn) []*turn {
 		return turns
 	}
 	p.l.settle(ends)
-	return slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return t.settled })
+	return slices.DeleteFunc(slices.Clone(turns), func(t *turn) bool { return t.settled.Load() })
 }
 
 // lone reports whether the first callers wait and no others do.
 func (p *part) lone() bool {
-	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.lone(t.f) })
+	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled.Load() && !p.l.e.flights.lone(t.f) })
 }
 
 // deserted reports whether no caller waits.
 func (p *part) deserted() bool {
-	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled && !p.l.e.flights.deserted(t.f) })
+	return !slices.ContainsFunc(p.turns, func(t *turn) bool { return !t.settled.Load() && !p.l.e.flights.deserted(t.f) })
 }
 
 // newFill presets the terms of a fetch.

@@ -237,7 +237,7 @@ func (l *leader) settle(ends []ending) {
 	back := slices.Grow(l.back[:0], len(ends))
 	for i := range ends {
 		t := ends[i].t
-		t.settled = true
+		t.settled.Store(true)
 		if ends[i].back.Lease = t.lease; t.lease != nil {
 			if trace := t.f.trace.Load(); trace != nil && !trace.IsZero() && !ends[i].back.Releases() {
 				ends[i].back.Trace = trace[:]

@@ -21,7 +21,7 @@ type turn struct {
 	ticket  ticket // from before the fetch; of a guard with a reserve
 	start   uint64 // sequence number of the fetch's start
 	dropped atomic.Bool
-	settled bool
+	settled atomic.Bool // Turn.Wanted reads it at any time
 
 	fill fill    // the memory of the fetch's
 	out  outcome // and of that of its value
@@ -54,10 +54,9 @@ func (t *turn) reportGrant() {
 
 // giveBack adds the release of a turn that is not settled.
 func (t *turn) giveBack(back []store.Return) []store.Return {
-	if t.settled || t.lease == nil {
+	if t.lease == nil || t.settled.Swap(true) {
 		return back
 	}
-	t.settled = true
 	return append(back, store.Return{Lease: t.lease})
 }
 
