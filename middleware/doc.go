@@ -15,17 +15,16 @@
 // method, scheme, host, path and sorted query, the headers and cookies that [Options] makes
 // part of the key, the headers that the response's Vary has named, and the few of
 // [Options.Forward]. Cookies, credentials, the client's address and all other headers don't
-// reach it. [Shared] tells a handler that it is in such a run. Its context has the values of
-// the request that happened to start it: put the middleware outside of layers that look up
-// the user.
+// reach it. [Shared] tells a handler that it is in such a run. Its context has only those
+// values of its request that [Options.Context] lists, and a few that tell no users apart.
 //
 // A request with credentials ([Options.Credentials], a client certificate, or cookies,
 // unless [Options.Cookies] lists those that matter) has a run that gets these, and no other
 // headers. The response is shared only with other such requests, and only if it says public
-// or s-maxage, or, for Authorization, if RFC 9111 allows it (3.5). That is decided at the
-// response's header, before a waiting request gets a byte of it. If the response may not be
-// shared, the requests for that page run side by side for the next two minutes instead of
-// queueing, or until a response can be shared.
+// or s-maxage ([Options.TrustOrigin] changes both). That is decided at the response's header,
+// before a waiting request gets a byte of it. If the response may not be shared, the requests
+// for that page run side by side for the next two minutes instead of queueing, or until a
+// response can be shared.
 //
 // The rules, each with its test, are in docs/http.md.
 package middleware
