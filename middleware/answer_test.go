@@ -3,6 +3,7 @@ package middleware_test
 import (
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -100,6 +101,25 @@ func TestPitfall38Head(t *testing.T) {
 	g = s.do("HEAD /", "Cache-Control: no-store")
 	if s.is(g, 200, ""); g.Header.Get("X-Method") != "GET" {
 		t.Error(g.Header)
+	}
+}
+
+// A route of HEAD alone may have a handler that makes no page.
+func TestRouteOfHeadAloneMakesNoPage(t *testing.T) {
+	m, err := middleware.New(newStore(t), middleware.Options{TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	mux := http.NewServeMux()
+	mux.Handle("GET /page", m.Wrap(number()))
+	mux.Handle("HEAD /page", m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Method", r.Method) })))
+	for _, what := range []string{"HEAD /page", "GET /page", "HEAD /page"} {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, request(what))
+		if want := map[string]string{"GET /page": "run 1"}[what]; w.Code != 200 || w.Body.String() != want {
+			t.Errorf("%s: %d %q, want %q; %s", what, w.Code, w.Body, want, w.Header().Get("Cache-Status"))
+		}
 	}
 }
 

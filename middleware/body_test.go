@@ -457,8 +457,8 @@ func TestInformationalResponsesPassThrough(t *testing.T) {
 }
 
 func TestHijackPassesThrough(t *testing.T) {
-	for _, upgrade := range []string{"", "Connection: Upgrade\r\nUpgrade: echo\r\n"} {
-		s := open(t, middleware.Options{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+	for _, header := range []string{"", "Connection: Upgrade\r\nUpgrade: echo\r\n", "Cookie: a=b\r\n"} {
+		s := open(t, middleware.Options{TTL: time.Minute, Cookies: []string{}}, func(w http.ResponseWriter, r *http.Request) {
 			conn, rw, err := http.NewResponseController(w).Hijack()
 			if err != nil {
 				t.Error(err)
@@ -476,7 +476,7 @@ func TestHijackPassesThrough(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\n"+upgrade+"\r\nhello\n")
+		fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\n"+header+"\r\nhello\n")
 		b := bufio.NewReader(conn)
 		resp, err := http.ReadResponse(b, nil)
 		if err != nil || resp.StatusCode != 101 {
@@ -486,6 +486,7 @@ func TestHijackPassesThrough(t *testing.T) {
 		if line, _ := b.ReadString('\n'); line != "you said hello\n" {
 			t.Errorf("%q", line)
 		}
+		s.ran(1)
 	}
 }
 

@@ -192,6 +192,8 @@ func (c *call) settleFailed(err error) bool {
 	var status *statusError
 	passed := errors.As(err, &status) && status.page != nil
 	switch {
+	case passed && status.tagged && status.page.Began.Before(c.out.event.began):
+		return c.retry(err)
 	case passed && !c.asked.mixes() && c.asked.mayPass(status.page):
 		c.out.serve(status.page, guard.Result[*httpcache.Page]{Source: guard.Waited}, 0, "")
 	case passed, errors.Is(err, httpcache.ErrUnshared), errors.Is(err, httpcache.ErrNotWhole), isRefusal(err):

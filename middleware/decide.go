@@ -150,7 +150,7 @@ func (r *run) keepPrivate(reason string) {
 	r.recording = false
 	over := !r.notOver()
 	o := outcome{then: readAlong, decision: decision{reason: reason}}
-	if r.misfits() || r.client != nil && (r.asked.isStripped() || r.tooLongForRange()) {
+	if !r.hijacked && (r.misfits() || r.client != nil && (r.asked.isStripped() || r.tooLongForRange())) {
 		o.then = runAlone // with the whole request
 	}
 	if r.publish(o) && o.then == runAlone { // else the client has begun to read along
@@ -202,10 +202,13 @@ func (r *run) store() {
 		return
 	}
 	p, f := r.page(body), r.turn.Fill
+	if !r.failure || r.status < 500 { // a failure of the server says nothing of the page
+		f.Tags = append(f.Tags, r.tags...)
+	}
 	switch {
 	case r.failure && r.known != nil && r.status != http.StatusNotFound && r.status != http.StatusGone:
 		p = r.passed(p)
-		r.turn.Fail(r.pausing(&statusError{r.status, p})) // the stored page stays
+		r.turn.Fail(r.pausing(&statusError{r.status, p, len(f.Tags) > 0})) // the stored page stays
 		r.publish(outcome{then: servePage, page: p, decision: r.recorded()})
 		return
 	case r.failure:
@@ -216,7 +219,6 @@ func (r *run) store() {
 	default:
 		r.m.pages.marks.Trust(r.at.key())
 		r.enlist()
-		f.Tags = append(f.Tags, r.tags...)
 		r.m.terms.Set(f, p)
 	}
 	stored := r.turn.Store(p)
@@ -225,7 +227,7 @@ func (r *run) store() {
 	}
 	r.publish(outcome{then: servePage, page: p, stored: stored, decision: r.recorded()})
 	if stored && !r.passing {
-		_ = r.m.pages.drop(r.m.ctx, r.m.pages.kept.add(r.at.page))
+		r.m.pages.keep(r.m.ctx, r.at.page)
 	}
 }
 
@@ -322,6 +324,9 @@ func (r *run) validated() {
 		o.stored = r.turn.Store(&p)
 	}
 	r.publish(o)
+	if o.stored {
+		r.m.pages.keep(r.m.ctx, r.at.page)
+	}
 }
 
 // renews reports whether a 304 to a request that mixes renews the page for others: the 304

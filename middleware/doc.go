@@ -15,9 +15,8 @@
 // method, scheme, host, path and sorted query, the headers and cookies that [Options] makes
 // part of the key, the headers that the response's Vary has named, and the few of
 // [Options.Forward]. Cookies, credentials, the client's address and all other headers don't
-// reach it. [Shared] tells a handler that it is in such a run. Its context has the values of
-// the request that happened to start it: put the middleware outside of layers that look up
-// the user.
+// reach it. [Shared] tells a handler that it is in such a run. Its context has only those
+// values of its request that [Options.Context] lists, and a few that tell no users apart.
 //
 // A request with credentials ([Options.Credentials], a client certificate, or cookies,
 // unless [Options.Cookies] lists those that matter) has a run that gets these, and no other

@@ -2,6 +2,7 @@ package middleware
 
 import (
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/rfc9111"
@@ -38,7 +39,8 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	v.asked.read()
 	c := &v.call
 	c.m, c.asked, c.says, c.out = m, a.asked, m.site.says(r.Header), a
-	alone := c.says.NoStore || hasPrecondition(c.asked.Header)
+	// A route of HEAD alone may have a handler that makes no page.
+	alone := c.says.NoStore || hasPrecondition(c.asked.Header) || strings.HasPrefix(r.Pattern, "HEAD ")
 	if alone || r.Method == http.MethodHead || c.says.OnlyIfCached || c.says.MaxStale.Set {
 		served, stored := c.lookUp()
 		alone = alone || stored && r.Method == http.MethodHead // only a herd without a page is worth a GET

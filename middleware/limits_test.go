@@ -188,6 +188,37 @@ func TestMaxPagesBoundsUniqueQueries(t *testing.T) {
 	})
 }
 
+// The pages of a process that has ended count in the process that renews them.
+func TestMaxPagesCountsRenewedPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore(t)
+		h := saying(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+			}
+		}, "Cache-Control: max-age=1", `ETag: "v"`)
+		before := newFrontOn(t, store, middleware.Options{}, h)
+		f := newFrontOn(t, store, middleware.Options{MaxPages: 2}, h)
+		pages := []string{"/a", "/b", "/c", "/d"}
+		for _, p := range pages {
+			before.ask(p)
+		}
+		time.Sleep(2 * time.Second)
+		stored := 0
+		for _, p := range pages {
+			f.ask(p)
+		}
+		for _, p := range pages {
+			if w := f.ask(p, "Cache-Control: only-if-cached"); w.Code == 200 {
+				stored++
+			}
+		}
+		if stored != 2 {
+			t.Errorf("%d pages are stored, want 2", stored)
+		}
+	})
+}
+
 // A deaf store does not hear of changes while it is deaf.
 type deaf struct {
 	store.Store

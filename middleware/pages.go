@@ -105,19 +105,18 @@ func (p *pages) forget(ctx context.Context, keys []string, except ...string) err
 	return errors.Join(errs...)
 }
 
-// drop deletes pages with their variants.
-func (p *pages) drop(ctx context.Context, keys []string) error {
-	var errs []error
-	for _, key := range keys {
+// keep notes that a page is stored, and deletes the pages that lose their places to it, with
+// their variants.
+func (p *pages) keep(ctx context.Context, page string) {
+	for _, key := range p.kept.add(page) {
 		res, err := p.guard.Peek(ctx, key)
 		if err == nil && res.Value.Index != nil {
 			for _, suffix := range res.Value.Index.Suffixes() {
-				errs = append(errs, p.guard.Delete(ctx, key+"\n"+suffix))
+				_ = p.guard.Delete(ctx, key+"\n"+suffix)
 			}
 		}
-		errs = append(errs, p.guard.Delete(ctx, key))
+		_ = p.guard.Delete(ctx, key)
 	}
-	return errors.Join(errs...)
 }
 
 // expire makes the pages under keys stale.

@@ -123,7 +123,7 @@ func (p *posted) end(w *passWriter) {
 	page := p.whole()
 	p.m.terms.Set(turn.Fill, page)
 	if httpcache.EndBeside(p.own, httpcache.Forget(p.own), turn, page) {
-		_ = p.m.pages.drop(p.m.ctx, p.m.pages.kept.add(p.asked.key("")))
+		p.m.pages.keep(p.m.ctx, p.asked.key(""))
 	}
 }
 

@@ -1,11 +1,14 @@
 package middleware_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stampedeguard/stampede/middleware"
@@ -103,6 +106,44 @@ func TestPurgeTagMeetsRunsUnderWay(t *testing.T) {
 			s.is(<-first, 200, "run 1")
 			s.is(s.do("/"), 200, "run 2")
 			s.is(s.do("/"), 200, "run 2")
+		})
+	}
+}
+
+// A failure that answers the requests that wait for it is from before a purge, too.
+func TestPurgeTagReachesWaitersOfAFailure(t *testing.T) {
+	for _, known := range []bool{false, true} { // a page is stored and stale
+		synctest.Test(t, func(t *testing.T) {
+			release := make(chan struct{})
+			n := number()
+			var f *front
+			f = newFront(t, middleware.Options{TagHeaders: []string{"Cache-Tag"}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Tag", "x")
+				if known && f.runs.Load() == 1 {
+					w.Header().Set("Cache-Control", "max-age=1")
+					w.Header().Set("ETag", `"v"`)
+					return
+				}
+				<-release
+				w.WriteHeader(http.StatusForbidden)
+				n(w, r)
+			})
+			if known {
+				f.is(f.ask("/"), 200, "")
+				time.Sleep(2 * time.Second)
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() { f.is(f.send(context.Background(), "/"), 403, "run 1") })
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+			if err := f.m.PurgeTag(t.Context(), "x"); err != nil {
+				t.Fatal(err)
+			}
+			wg.Go(func() { f.is(f.send(context.Background(), "/"), 403, "run 2") })
+			synctest.Wait()
+			close(release)
+			wg.Wait()
+			synctest.Wait()
 		})
 	}
 }

@@ -20,6 +20,7 @@ import (
 type statusError struct {
 	status int
 	page   *httpcache.Page // the response; nil: a stale page is served in its place
+	tagged bool            // a purge by tag may have come since the run began: it ends no lease
 }
 
 func (e *statusError) Error() string {
@@ -52,7 +53,7 @@ func (r *run) passes(reason string) bool {
 	case reason != string(rfc9111.ReasonNoFreshness) && reason != string(rfc9111.ReasonError):
 		return false
 	}
-	return r.status >= 500 || !r.asked.terms.headers.all && !r.asked.isStripped()
+	return r.status >= 500 || !r.asked.terms.headers.all && !r.asked.isStripped() && r.m.tags.fit(r.tags)
 }
 
 // yield ends the turn of a response that can't be shared.

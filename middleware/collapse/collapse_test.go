@@ -161,8 +161,11 @@ func TestCommandListsAndReports(t *testing.T) {
 	if code := command([]string{"-list", "-run", "^miss-one$"}, &out, &log); code != 0 || !strings.HasPrefix(out.String(), "miss-one ") {
 		t.Errorf("%d, %s, %s", code, &out, &log)
 	}
-	if code := command([]string{"-cache", "here"}, &out, &log); code != 2 || !strings.Contains(log.String(), `"here" is not the URL`) {
-		t.Errorf("%d, %s", code, &log)
+	for _, cache := range []string{"here", "http://here", "http://127.0.0.1:1/below"} {
+		log.Reset()
+		if code := command([]string{"-cache", cache}, &out, &log); code != 2 || !strings.Contains(log.String(), "is not the URL of a cache") {
+			t.Errorf("%s: %d, %s", cache, code, &log)
+		}
 	}
 	out.Reset()
 	was := cases

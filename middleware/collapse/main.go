@@ -20,6 +20,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"strings"
 	"time"
 )
 
@@ -78,7 +79,7 @@ func command(args []string, stdout, stderr io.Writer) int {
 		switch {
 		case raw == "":
 			continue
-		case err != nil || u.Scheme != "http" || u.Host == "":
+		case err != nil || u.Scheme != "http" || u.Port() == "" || strings.Trim(u.Path, "/") != "":
 			fmt.Fprintf(stderr, "collapse: %q is not the URL of a cache, such as http://127.0.0.1:8080\n", raw)
 			return 2
 		}

@@ -25,6 +25,9 @@ import (
 // if it is answered otherwise: by a 304, by a stale page after a SoftTimeout, or by 504 after
 // FetchTimeout. The handler should heed its context.
 //
+// Echo has routes of their own for HEAD. A HEAD is answered from a stored page or by its own
+// handler, and starts no run of GET, unless the middleware is in e.Pre.
+//
 // Errors are answered by Echo's error handler within the middleware, and do not travel
 // further out. The answer is stored as its header says. An error after a part of a
 // successful response ends the connection, as the response is not whole.
@@ -65,10 +68,21 @@ func Wrap(m *middleware.Middleware) echo.MiddlewareFunc {
 				} else if err != nil {
 					own.Error(err)
 				}
-			})).ServeHTTP(writer{response}, request)
+			})).ServeHTTP(writer{response}, routed(request, path))
 			return nil
 		}
 	}
+}
+
+// routed returns a request that tells the middleware of a route of HEAD: next is not the handler
+// of GET then. Before Echo has chosen a route its path is empty.
+func routed(r *http.Request, path string) *http.Request {
+	if r.Method != http.MethodHead || path == "" {
+		return r
+	}
+	r2 := *r
+	r2.Pattern = "HEAD " + path
+	return &r2
 }
 
 // isAlone reports whether r is not that of a run: its handler keeps the request busy anyway.

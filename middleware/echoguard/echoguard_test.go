@@ -245,6 +245,30 @@ func TestMethodNotAllowed(t *testing.T) {
 	}
 }
 
+// Echo has routes for HEAD: their handlers make no page, nor does its answer 405.
+func TestRoutesOfHeadMakeNoPage(t *testing.T) {
+	s := serve(t, func(e *echo.Echo, guarded echo.MiddlewareFunc) {
+		e.Use(guarded)
+		page := func(c echo.Context) error { return c.String(200, "page") }
+		e.GET("/both", page)
+		e.HEAD("/both", func(c echo.Context) error { return c.NoContent(200) })
+		e.GET("/get", page)
+	})
+	for path, code := range map[string]int{"/both": 200, "/get": 405} {
+		resp, err := http.Head(s.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != code || !strings.Contains(resp.Header.Get("Cache-Status"), ";fwd=uri-miss") || strings.Contains(resp.Header.Get("Cache-Status"), ";stored") {
+			t.Errorf("HEAD %s: %d, %s", path, resp.StatusCode, resp.Header.Get("Cache-Status"))
+		}
+		if code, body := get(t, s.URL+path); code != 200 || body != "page" {
+			t.Errorf("GET %s: %d %q", path, code, body)
+		}
+	}
+}
+
 // An error is answered as Echo answers it, and the answer is judged like any other.
 func TestErrorsAreAnsweredByEcho(t *testing.T) {
 	var gone atomic.Int32

@@ -122,6 +122,31 @@ func TestOddAnswerLeavesThePage(t *testing.T) {
 	}
 }
 
+// A user's validation of a page is a call of the user's own.
+func TestPauseOfAUserEndsTheUsersValidations(t *testing.T) {
+	bubble(t, transport.Options{Shared: true}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", `"1"`)
+		if r.Header.Get("Authorization") == "mallory" {
+			w.Header().Set("Retry-After", "600")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		w.Header().Set("Cache-Control", "public, no-cache")
+		fmt.Fprint(w, "fine")
+	}, func(t *testing.T, v *origin, rt *transport.Transport) {
+		wantAnswer(t, ask(t, rt, page, "Authorization", "alice"), 200, "fine")
+		synctest.Wait()
+		for range 3 {
+			if a := ask(t, rt, page, "Authorization", "mallory"); a.StatusCode != 429 || a.Header.Get("Retry-After") == "" {
+				t.Errorf("%d %v", a.StatusCode, a.Header)
+			}
+		}
+		if n := v.calls.Load(); n != 2 {
+			t.Errorf("%d calls, want 2", n)
+		}
+	})
+}
+
 func TestPauseOfAUserIsTheUsers(t *testing.T) {
 	for _, status := range []int{429, 503, 403} {
 		bubble(t, transport.Options{Shared: true}, func(w http.ResponseWriter, r *http.Request) {

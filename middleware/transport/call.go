@@ -277,10 +277,13 @@ func (c *call) ask(ctx context.Context, stale *httpcache.Page, have *part) (*res
 // with ctx; but if ctx is a turn's, and ended because the lease is lost, not before the
 // client leaves. The response to a request for the rest of a part is completed.
 func (c *call) open(ctx context.Context, a attempt, req *http.Request, have *part) (*download, error) {
+	up, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	pays := up
 	if c.turn != nil {
 		a.waiters = c
+	} else {
+		pays = ctx // its deadline bounds the wait for a budget
 	}
-	up, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c.mu.Lock()
 	c.up = cancel
 	c.mu.Unlock()
@@ -289,7 +292,7 @@ func (c *call) open(ctx context.Context, a attempt, req *http.Request, have *par
 			cancel(context.Cause(ctx))
 		}
 	})
-	resp, err := c.x.t.send(up, a, req.WithContext(up)) //nolint:bodyclose // the download closes it
+	resp, err := c.x.t.send(pays, a, req.WithContext(up)) //nolint:bodyclose // the download closes it
 	stop()
 	if err == nil && have != nil {
 		if resp, err = have.complete(resp, c.x.forgetPart); err != nil {
@@ -504,9 +507,10 @@ func (c *call) reject(dec decision, r *response, stale *httpcache.Page, pause ti
 	r.d.pump()
 }
 
-// replace gives the client the response to a validation of its own. If the response has
-// to be validated before each use as well, it takes the place of the page. If not, a call
-// under a lease is to fetch it for all.
+// replace gives the client the response to a validation of its own. A response that is never
+// used without a validation takes the place of the page. Its call had no lease, and a Delete may
+// have come since, but the upstream confirms each use. Any other response is to be fetched for
+// all by a call under a lease.
 func (c *call) replace(r *response) *opening {
 	x, resp := c.x, r.d.resp
 	dec := x.decide(resp.StatusCode, resp.Header, r.began, r.arrived)
@@ -515,7 +519,7 @@ func (c *call) replace(r *response) *opening {
 	fits := x.keepable(resp, dec) && c.slot.ix.Covers(dec.page.Vary)
 	var turn *guard.Turn[*httpcache.Page]
 	switch {
-	case fits && httpcache.AlwaysValidated(dec.page.Freshness):
+	case fits && dec.page.Freshness.NeverStale && httpcache.AlwaysValidated(dec.page.Freshness):
 		ctx, cancel := context.WithTimeout(x.ctx, adoptWithin)
 		_, turn, _ = x.t.guard.Begin(ctx, c.slot.key, nil, guard.MaxAge(0))
 		cancel()

@@ -4,10 +4,12 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/httpcache"
 )
 
@@ -93,15 +95,20 @@ func (d *download) pump() {
 	_ = d.fill()
 }
 
-// fill reads the body to its end, or up to the bound.
-func (d *download) fill() error {
+// fill reads the body to its end, or up to the bound. A panic of the body is its error: no
+// caller of fill is on the goroutine of a request.
+func (d *download) fill() (err error) {
 	returned := false
 	defer func() {
-		if !returned { // the body panicked
-			d.end(io.ErrUnexpectedEOF)
+		if returned {
+			return
 		}
+		if p := recover(); p != nil { // nil: the body called runtime.Goexit
+			err = &guard.PanicError{Value: p, Stack: debug.Stack()}
+		}
+		d.end(io.ErrUnexpectedEOF)
 	}()
-	err := d.rec.Record(d.resp.Body, d.resp.ContentLength)
+	err = d.rec.Record(d.resp.Body, d.resp.ContentLength)
 	if said := d.resp.ContentLength; err == nil && said >= 0 && d.rec.Size() < said && !d.head {
 		err = io.ErrUnexpectedEOF
 	}

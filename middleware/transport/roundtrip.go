@@ -330,6 +330,9 @@ func (x *exchange) validate(at slot, f *found) (*http.Response, error) {
 	if err != nil {
 		return x.failed(at, f, err)
 	}
+	if d := pauseFor(r.d.resp, r.arrived, x.t.opts.MaxPause); d > 0 {
+		x.pauseApart(r.d.resp.StatusCode, d)
+	}
 	if r.renewed != nil {
 		r.d.discard()
 		x.by304 = r.d.resp.Header

@@ -3,6 +3,7 @@ package transport_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -50,6 +51,41 @@ func TestPurgedCallStillAnswersItsClient(t *testing.T) {
 		wantAnswer(t, ask(t, tr, "http://vendor.test/"), 200, "page")
 		if calls.Load() != 2 {
 			t.Errorf("%d calls, want 2: a response from before the purge was stored", calls.Load())
+		}
+	})
+}
+
+// A response to a request's own validation has no lease. A purge during it has to win.
+func TestPurgeDuringAValidationWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		var calls atomic.Int32
+		tr := newTransport(t, memoryFleet(t)(), func(o *transport.Options) {
+			o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+				resp := textResponse(r, "max-age=0, stale-if-error=600", "old")
+				switch calls.Add(1) {
+				case 1:
+					resp.Header.Set("ETag", `"1"`)
+				case 2:
+					<-release
+					resp.Header.Set("ETag", `"2"`)
+				default:
+					resp.StatusCode = http.StatusServiceUnavailable
+				}
+				return resp, nil
+			})
+		})
+		wantAnswer(t, ask(t, tr, "http://vendor.test/"), 200, "old")
+		synctest.Wait()
+		var wg sync.WaitGroup
+		wg.Go(func() { wantAnswer(t, ask(t, tr, "http://vendor.test/"), 200, "old") })
+		synctest.Wait()
+		purge(t, tr, "http://vendor.test/")
+		close(release)
+		wg.Wait()
+		synctest.Wait()
+		if a := ask(t, tr, "http://vendor.test/"); a.StatusCode != 503 {
+			t.Errorf("got %d %q from before the purge; Cache-Status: %s", a.StatusCode, a.body, a.cacheStatus())
 		}
 	})
 }
@@ -123,18 +159,29 @@ func TestPanicOfTheBaseIsTheRequestsError(t *testing.T) {
 }
 
 func TestPanicOfABodyEndsIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tr := newTransport(t, memoryFleet(t)(), func(o *transport.Options) {
-			o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
-				resp := textResponse(r, "max-age=60", "")
-				resp.Body = io.NopCloser(io.MultiReader(strings.NewReader("part"), panicking{}))
-				return resp, nil
+	for _, control := range []string{"max-age=60", "no-cache"} { // in a call for all, and in a validation
+		synctest.Test(t, func(t *testing.T) {
+			var calls atomic.Int32
+			tr := newTransport(t, memoryFleet(t)(), func(o *transport.Options) {
+				o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+					resp := textResponse(r, control, "whole")
+					resp.Header.Set("ETag", fmt.Sprintf("%q", fmt.Sprint(calls.Add(1))))
+					if control == "max-age=60" || calls.Load() > 1 {
+						resp.Body = io.NopCloser(io.MultiReader(strings.NewReader("part"), panicking{}))
+					}
+					return resp, nil
+				})
 			})
+			if control == "no-cache" {
+				wantAnswer(t, ask(t, tr, "http://vendor.test/"), 200, "whole")
+				synctest.Wait()
+			}
+			if a := ask(t, tr, "http://vendor.test/"); a.err == nil {
+				t.Errorf("%s: read %q to its end", control, a.body)
+			}
+			synctest.Wait()
 		})
-		if a := ask(t, tr, "http://vendor.test/"); a.err == nil {
-			t.Errorf("read %q to its end", a.body)
-		}
-	})
+	}
 }
 
 type panicking struct{}

@@ -170,6 +170,19 @@ func TestBudgetWaitEndsWithTheRequestsDeadline(t *testing.T) {
 	})
 }
 
+// So is one that validates a page for itself.
+func TestBudgetWaitOfAValidationEndsWithTheDeadline(t *testing.T) {
+	withBudget(t, every(10*time.Second), "no-cache", func(f *payingFleet) {
+		_, _ = f.get(0, "/", time.Minute)
+		synctest.Wait()
+		start := time.Now()
+		_, err := f.get(0, "/", time.Second)
+		if _, ok := errors.AsType[*guard.ExhaustedError](err); !ok || time.Since(start) > 100*time.Millisecond {
+			f.Errorf("got %v after %v", err, time.Since(start))
+		}
+	})
+}
+
 // Nothing is spent for requests that have left.
 func TestSpendsNothingForRequestsThatHaveLeft(t *testing.T) {
 	withBudget(t, every(time.Second), "max-age=60", func(f *payingFleet) {
