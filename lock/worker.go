@@ -183,7 +183,7 @@ func (w *Worker) Do(ctx context.Context, job string, f func(context.Context, *At
 	for {
 		r, err := w.attempt(ctx, job, true, f)
 		var failed *attemptError
-		if err == nil || !errors.As(err, &failed) && !errors.Is(err, ErrLost) {
+		if err == nil || !errors.As(err, &failed) && (!errors.Is(err, ErrLost) || errors.Is(context.Cause(ctx), ErrLost)) {
 			return r, err
 		}
 	}

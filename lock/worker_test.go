@@ -261,3 +261,22 @@ func TestBadWorkerPolicyIsRefused(t *testing.T) {
 		t.Error("Do without a function")
 	}
 }
+
+func TestJobEndsWithTheContextOfALostLock(t *testing.T) {
+	w := newWorker(t, memoryStore(t), lock.WorkerPolicy{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(lock.ErrLost)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.Do(ctx, "job", func(context.Context, *lock.Attempt) error { return nil })
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, lock.ErrLost) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("Do goes on")
+	}
+}

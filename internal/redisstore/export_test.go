@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/stampedeguard/stampede/internal/store"
@@ -99,4 +100,19 @@ func EndsQueued(s *Store) bool {
 	q.waiting, q.load, q.flying = []*request{r}, load{}.plus(r), []*batch{b}
 	q.giveUp(b, errTimeout)
 	return r.state.Load() == withdrawn
+}
+
+// RehomeAndDrop looks again for the node of each watch, and for masters that were demoted: at
+// the same time, and so often.
+func RehomeAndDrop(s *Store, times int) {
+	t := s.topo.(*cluster)
+	var done sync.WaitGroup
+	for _, f := range []func(){func() { s.watches.rehome(t.all()[0].sub) }, func() { t.dropDemoted(nil) }} {
+		done.Go(func() {
+			for range times {
+				f()
+			}
+		})
+	}
+	done.Wait()
 }

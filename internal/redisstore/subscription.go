@@ -58,6 +58,7 @@ type subscription struct {
 	liveAt   time.Time
 	pings    int
 	channels map[string]*channel
+	resume   time.Time       // no channel is asked for until then: see bounce
 	spare    int             // channels that are no longer wanted and not yet given back
 	giveBack bool            // they are to be given back
 	followed bool            // the channel of invalidations was subscribed to
@@ -277,7 +278,7 @@ const maxSpare = 256
 
 // reconcile writes what makes the connection's channels the wanted ones.
 func (u *subscription) reconcile() {
-	if !u.writing.IsZero() {
+	if !u.writing.IsZero() || time.Now().Before(u.resume) {
 		return
 	}
 	giveBack := u.giveBack || u.spare >= maxSpare
@@ -417,8 +418,9 @@ func (u *subscription) confirmAlive(on bool) {
 }
 
 // bounce forgets the requests that are not confirmed: one of them at least met a node that
-// no longer has the slot, and the error does not say which.
+// no longer has the slot, and the error does not say which. They are made again after a pause.
 func (u *subscription) bounce() {
+	u.resume = time.Now().Add(firstRedial)
 	for _, ch := range u.channels {
 		if ch.pending > 0 {
 			ch.pending, ch.requested = 0, false

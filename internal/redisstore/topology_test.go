@@ -288,3 +288,19 @@ func TestSubscriptionFollowsTheCommands(t *testing.T) {
 		}
 	})
 }
+
+func TestLooksForMastersAndWatchesDoNotDeadlock(t *testing.T) {
+	master := newCable(t).client(t, "127.0.0.1:1")
+	s := opened(t, &fewMasters{Client: master, masters: []*redis.Client{master}}, redisstore.Options{})
+	defer s.Watch("k").Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		redisstore.RehomeAndDrop(s, 300_000)
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("both wait for each other")
+	}
+}

@@ -65,19 +65,26 @@ func (s *watches) Watch(key string) *store.Watch {
 // have moved, or its master may have died.
 func (s *watches) rehome(u *subscription) {
 	s.topo.refresh()
+	moving := map[*store.Watch]home{}
 	s.homes.mu.Lock()
-	defer s.homes.mu.Unlock()
 	for w, h := range s.homes.all {
-		if h.sub != u {
-			continue
+		if h.sub == u {
+			moving[w] = h
 		}
+	}
+	s.homes.mu.Unlock() // a cluster counts the watches of its nodes with its own mutex held
+	for w, h := range moving {
 		n, err := s.topo.node(h.channel)
 		if err != nil || n.sub == u {
 			continue
 		}
-		u.remove(h.channel, w)
-		n.sub.add(h.channel, w)
-		s.homes.all[w] = home{h.channel, n.sub}
+		s.homes.mu.Lock()
+		if s.homes.all[w] == h { // it is still watched
+			u.remove(h.channel, w)
+			n.sub.add(h.channel, w)
+			s.homes.all[w] = home{h.channel, n.sub}
+		}
+		s.homes.mu.Unlock()
 	}
 	u.post(func() {}) // the rest may be subscribed to again
 }

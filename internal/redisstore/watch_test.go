@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
@@ -443,6 +445,25 @@ func TestWatchesInABlackHoleEnd(t *testing.T) {
 		s.isOn()
 		if _, err := read(s.Context(), s.store, "k"); err != nil && !errors.Is(err, store.ErrUnavailable) {
 			s.Error(err)
+		}
+	})
+}
+
+// While a slot moves, or has no node, its channels are asked for at a bounded rate.
+func TestChannelOfAMovedSlotIsSeldomAskedFor(t *testing.T) {
+	bubble(t, redisstore.Options{}, nil, func(t *testing.T, s *redisstore.Store, e *redistest.Embedded) {
+		var asked atomic.Int64
+		e.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+			if cmd != "SUBSCRIBE" || !strings.HasSuffix(args[0], ":wake") || asked.Add(1) > 100 {
+				return false
+			}
+			c.WriteError("MOVED 1 127.0.0.1:1")
+			return true
+		})
+		defer s.Watch("k").Close()
+		time.Sleep(time.Second)
+		if n := asked.Load(); n > 25 {
+			t.Errorf("asked for %d times in a second", n)
 		}
 	})
 }
