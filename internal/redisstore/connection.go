@@ -128,7 +128,10 @@ func (c *connection) tell(e event) {
 func (c *connection) close() {
 	close(c.gone)
 	c.spend(errNoRedial)
-	c.n.s.spawnCall(func() { _ = c.ps.Close() })
+	closing := func() { _ = c.ps.Close() }
+	if !c.n.s.spawnCall(closing) {
+		go closing() // the store is being closed, and waits for this connection's goroutines
+	}
 }
 
 // The connection is pinged, and given up after deadAfter without any reply. A link that

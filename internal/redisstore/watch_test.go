@@ -210,6 +210,22 @@ func TestFeedFollowsTheCommands(t *testing.T) {
 	}
 }
 
+func TestCloseBesideAReplacedMasterLeavesNoConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := redistest.RunEmbeddedInMemory(t)
+		cluster := &oneMaster{Client: server.Client()}
+		cluster.now.Store(server.Client())
+		s := opened(t, cluster, redisstore.Options{})
+		time.Sleep(5 * time.Second) // until the master is subscribed to
+		cluster.late.Store(int64(3 * time.Second))
+		cluster.now.Store(server.Client())
+		time.Sleep(2 * time.Second) // until that is noticed
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // onALine opens a store. Its subscription goes by a line, and its commands by another
 // connection.
 func onALine(t *testing.T, opts redisstore.Options, test func(l *line, s *subscriber, server *redistest.Embedded)) {
