@@ -204,10 +204,11 @@ func (q *queue) removeLocked(b *batch) {
 	}
 }
 
-// shedLocked takes the requests out of the queue that have waited for d or longer.
-func (q *queue) shedLocked(d time.Duration) []*request {
+// shedLocked takes the requests out of the queue that have waited for that part of their
+// timeout, or longer.
+func (q *queue) shedLocked(part float64) []*request {
 	n := 0
-	for n < len(q.waiting) && time.Since(q.waiting[n].since) >= d {
+	for n < len(q.waiting) && float64(time.Since(q.waiting[n].since)) >= part*float64(q.n.s.timeout(q.waiting[n].weight)) {
 		n++
 	}
 	if n == 0 {
@@ -223,7 +224,7 @@ func (q *queue) done(b *batch) {
 	q.mu.Lock()
 	q.removeLocked(b)
 	q.coming++
-	late := q.shedLocked(q.n.s.opts.RedisTimeout)
+	late := q.shedLocked(1)
 	q.mu.Unlock()
 	if late != nil {
 		withdraw(late, q.n.explain(errTimeout))
@@ -251,11 +252,11 @@ func (q *queue) giveUp(b *batch, why error) {
 	}
 	q.mu.Lock()
 	q.removeLocked(b)
-	longest := time.Duration(0)
+	part := 0.0
 	if timeout {
-		longest = q.n.s.opts.RedisTimeout / 2
+		part = 0.5
 	}
-	late := q.shedLocked(longest)
+	late := q.shedLocked(part)
 	if !q.startLocked() {
 		late = append(late, q.shedLocked(0)...) // no sender comes any more
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
@@ -599,4 +600,31 @@ func TestWaitingSendersKeepNoValues(t *testing.T) {
 			return !slices.ContainsFunc(values, func(p weak.Pointer[byte]) bool { return p.Value() != nil })
 		})
 	}
+}
+
+// A call for many keys has RedisTimeout once for each 250 of them, also while it is queued.
+func TestLargeReadIsNotShedBeforeItsTimeout(t *testing.T) {
+	bubble(t, redisstore.Options{}, nil, func(t *testing.T, s *redisstore.Store, e *redistest.Embedded) {
+		e.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
+			if cmd == "MGET" {
+				time.Sleep(50 * time.Millisecond)
+			}
+			return false
+		})
+		keys := make([]string, 2000)
+		for i := range keys {
+			keys[i] = fmt.Sprint("k", i)
+		}
+		var calls sync.WaitGroup
+		for range 8 {
+			calls.Go(func() {
+				var failed error
+				s.ReadMany(t.Context(), "", keys, func(_ int, _ *store.Reading, err error) { failed = cmp.Or(failed, err) })
+				if failed != nil {
+					t.Error(failed)
+				}
+			})
+		}
+		calls.Wait()
+	})
 }
