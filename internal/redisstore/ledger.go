@@ -27,6 +27,7 @@ type ledger struct {
 	tokens map[store.Token]*record
 	byKey  map[string]*record // the token that holds each key
 	next   time.Time          // when the renewal looks again
+	swept  time.Time          // when unanswered tokens were last forgotten
 	wake   chan struct{}      // a lease was added that is due before that
 }
 
@@ -161,6 +162,9 @@ func (l *ledger) holds() bool {
 	return len(l.byKey) > 0
 }
 
+// sweepEvery is the shortest time between two looks through all tokens for those to forget.
+const sweepEvery = time.Second
+
 // leave keeps the token in mind, for as long as it counts as an attempt: its
 // command was sent, and never answered.
 func (l *ledger) leave(t store.Token) {
@@ -173,8 +177,12 @@ func (l *ledger) leave(t store.Token) {
 	if l.byKey[r.key] == r {
 		delete(l.byKey, r.key)
 	}
-	r.state, r.until = unanswered, time.Now().Add(r.window)
 	now := time.Now()
+	r.state, r.until = unanswered, now.Add(r.window)
+	if now.Sub(l.swept) < sweepEvery {
+		return // a call for many keys leaves all of its tokens, one after the other
+	}
+	l.swept = now
 	for t, r := range l.tokens {
 		if r.state == unanswered && now.After(r.until) {
 			delete(l.tokens, t)
