@@ -107,7 +107,7 @@ func EndsQueued(s *Store) bool {
 func RehomeAndDrop(s *Store, times int) {
 	t := s.topo.(*cluster)
 	var done sync.WaitGroup
-	for _, f := range []func(){func() { s.watches.rehome(t.all()[0].sub) }, func() { t.dropDemoted(nil) }} {
+	for _, f := range []func(){func() { s.rehome(t.all()[0].sub) }, func() { t.dropDemoted(nil) }} {
 		done.Go(func() {
 			for range times {
 				f()
