@@ -206,16 +206,20 @@ func (q *queue) removeLocked(b *batch) {
 
 // shedLocked takes the requests out of the queue that have waited for that part of their
 // timeout, or longer.
-func (q *queue) shedLocked(part float64) []*request {
-	n := 0
-	for n < len(q.waiting) && float64(time.Since(q.waiting[n].since)) >= part*float64(q.n.s.timeout(q.waiting[n].weight)) {
-		n++
+func (q *queue) shedLocked(part float64) (late []*request) {
+	now := time.Now()
+	isLate := func(r *request) bool {
+		return float64(now.Sub(r.since)) >= part*float64(q.n.s.timeout(r.weight))
 	}
-	if n == 0 {
-		return nil
+	for _, r := range q.waiting { // one of many keys may stay before others that are late
+		if isLate(r) {
+			late = append(late, r)
+		}
 	}
-	late := slices.Clone(q.waiting[:n])
-	q.dropLocked(n)
+	if late != nil {
+		q.waiting = slices.Concat(late, slices.DeleteFunc(q.waiting, isLate))
+		q.dropLocked(len(late))
+	}
 	return late
 }
 
