@@ -132,11 +132,10 @@ func (s *reserve) find(hash uint64, key string) *reserved {
 	return nil
 }
 
-// get returns the value of the key if it may be used, as old as it is now, or nil. Outages in
-// a row count as one.
+// get returns the value of the key if it may be used, as old as it is now, or nil.
 func (s *reserve) get(key string) *read {
 	v := s.find(s.coherence.hash(key), key)
-	if v == nil || v.since.changed() || v.era != s.era.Load() && (v.era < s.before.Load() || !s.awayLately()) {
+	if v == nil || v.era != s.era.Load() || v.since.changed() {
 		return nil
 	}
 	v.used.Store(true)
