@@ -128,9 +128,9 @@ func (sb *standby) keep(key string, t ticket, o *outcome) {
 }
 
 // outdate drops the reserve's value of a key if a read was answered with another entry, or
-// none. Soon after an outage it does not: see recovering.
+// none. Soon after an outage it keeps the values that Redis has lost: see recovering.
 func (sb *standby) outdate(key string, r *store.Reading) {
-	if s := sb.reserve; s != nil && !s.awayLately() {
+	if s := sb.reserve; s != nil && (r.Seen != "" || !s.awayLately()) {
 		s.outdate(s.coherence.hash(key), key, r)
 	}
 }

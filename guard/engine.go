@@ -194,7 +194,7 @@ func (e *engine) readMany(ctx context.Context, keys []string, each func(i int, r
 // expectsMiss reports whether a call had better ask for the lease at once. Within a
 // fetch of its own key, or without a budget for a fetch, only a stored entry can help.
 func (e *engine) expectsMiss(ctx context.Context, key string) bool {
-	return e.foresight.miss() && !within(ctx, e, key) && (e.reserve == nil || e.reserve.get(key) == nil && e.reserve.beforeOutage(key) == nil) &&
+	return e.foresight.miss() && !within(ctx, e, key) && (e.reserve == nil || e.reserve.get(key) == nil) &&
 		(e.policy.Budget == nil || !e.policy.Budget.Exhausted(e.policy.Priority))
 }
 

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -185,6 +186,9 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 	if lk.answered.Load() { // by close
 		ls.mu.Unlock()
 		return
+	}
+	if s := ls.e.reserve; lk.late != nil && errors.Is(err, store.ErrUnavailable) {
+		s.lastAway.Store(int64(time.Since(s.began))) // callers that did not wait for the answer were told of silence
 	}
 	if next := lk.next; fetched && next != nil && !next.strict {
 		next.skipped = true

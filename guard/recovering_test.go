@@ -20,12 +20,9 @@ func emptied(t *testing.T, callers int, before func(w *world, g *guard.Guard[str
 		const keys = 50
 		o := &origin{takes: 20 * time.Millisecond}
 		losesAll(w, n, g, keys, o.fetch)
-		var wg sync.WaitGroup
-		for i := range 10 * keys { // the client finds its broken connections
-			wg.Go(func() { _, _ = g.Peek(ctx, fmt.Sprint("absent", i)) })
-		}
-		wg.Wait()
+		findBroken(g, 10*keys)
 		before(w, g)
+		var wg sync.WaitGroup
 		var fetches, waited atomic.Int32
 		fetch := func(ctx context.Context) (string, error) {
 			fetches.Add(1)

@@ -132,10 +132,11 @@ func (s *reserve) find(hash uint64, key string) *reserved {
 	return nil
 }
 
-// get returns the value of the key if it may be used, as old as it is now, or nil.
+// get returns the value of the key if it may be used, as old as it is now, or nil. Outages in
+// a row count as one.
 func (s *reserve) get(key string) *read {
 	v := s.find(s.coherence.hash(key), key)
-	if v == nil || v.era != s.era.Load() || v.since.changed() {
+	if v == nil || v.since.changed() || v.era != s.era.Load() && (v.era < s.before.Load() || !s.awayLately()) {
 		return nil
 	}
 	v.used.Store(true)

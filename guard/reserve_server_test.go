@@ -2,11 +2,13 @@ package guard_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stampedeguard/stampede/cache"
 	"github.com/stampedeguard/stampede/guard"
 	"github.com/stampedeguard/stampede/internal/harness/redistest"
 )
@@ -64,5 +66,34 @@ func TestDeadServerCostsNeitherCallersNorOrigin(t *testing.T) {
 				t.Errorf("after: %d of %d calls failed, p99 is %v, want at most %v; %d fetches", failed, n, p99, most, fetches.Load())
 			}
 		})
+	}
+}
+
+// A Set that Redis refused has changed nothing: the last value is read again, and kept.
+func TestRefusedSetLeavesTheLastValueInUse(t *testing.T) {
+	beside(t)
+	server := redistest.RunStandalone(t, redistest.StandaloneConfig{})
+	admin := server.Client()
+	g := onClient(t, server.Client(), policy())
+	w := &world{T: t}
+	get(w, g, "k", func(context.Context) (string, error) { return "old", nil })
+	must(w, errors.Join(
+		admin.ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err(),
+		admin.ConfigSet(t.Context(), "maxmemory", "1").Err(),
+	))
+	if err := g.Set(t.Context(), "k", "new"); !errors.Is(err, cache.ErrRefused) || errors.Is(err, guard.ErrQueued) {
+		t.Fatalf("Set: %v", err)
+	}
+	if n := g.Stats().ReserveEntries; n != 0 {
+		t.Errorf("%d values in the reserve after Set", n)
+	}
+	for g.Stats().ReserveEntries == 0 {
+		if v := get(w, g, "k", never); v != "old" {
+			t.Fatalf("Redis answers %q", v)
+		}
+	}
+	must(w, server.Kill())
+	if r, err := g.Load(t.Context(), "k", func(context.Context, *guard.Fill[string]) (string, error) { return "fetched", nil }); err != nil || r.Value != "old" || r.Source != guard.FromReserve {
+		t.Errorf("Redis is away: %+v, %v", r, err)
 	}
 }

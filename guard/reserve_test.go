@@ -49,6 +49,24 @@ func losesAll(w *world, n *network, g *guard.Guard[string], keys int, fetch func
 	time.Sleep(3 * time.Second) // fake
 }
 
+// findBroken reads keys that are not there until the client has found its broken connections.
+func findBroken(g *guard.Guard[string], keys int) {
+	for failed := true; failed; {
+		var fails atomic.Int32
+		var wg sync.WaitGroup
+		for i := range keys {
+			wg.Go(func() {
+				if _, err := g.Peek(ctx, fmt.Sprint("absent", i)); !errors.Is(err, guard.ErrMiss) {
+					fails.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		failed = fails.Load() > 0
+		time.Sleep(10 * time.Millisecond) // fake: the breaker may have opened
+	}
+}
+
 // load asks for a key and returns the result.
 func loadFrom(w *world, g *guard.Guard[string], key string, o *origin) guard.Result[string] {
 	w.Helper()
@@ -411,5 +429,86 @@ func TestReserveKeepsAllValuesThatFit(t *testing.T) {
 		if n := g.Stats().ReserveEntries; n != keys {
 			w.Errorf("%d entries of %d", n, keys)
 		}
+	})
+}
+
+// All callers of a short outage were served after 15 ms of silence, and no call has failed.
+func TestShortOutageIsNotFollowedByAHerd(t *testing.T) {
+	p := policy(func(p *guard.Policy) { p.MaxUnguarded = 8 }) // two refreshes at once
+	away(t, p, func(w *world, n *network, g *guard.Guard[string]) {
+		const keys = 50
+		o := &origin{takes: 20 * time.Millisecond}
+		for i := range 2 * keys {
+			get(w, g, fmt.Sprint("k", i%keys), o.fetch)
+		}
+		n.blackHole.Store(true)
+		get(w, g, "k0", never)
+		time.Sleep(400 * time.Millisecond)
+		w.server.FlushAll()
+		n.cut() // ends the connections from the black hole
+		n.refuses.Store(false)
+		n.blackHole.Store(false)
+		time.Sleep(3 * time.Second) // fake: until the store is at work
+		findBroken(g, 10*keys)
+		o.n.Store(0)
+		for i := range keys {
+			go get(w, g, fmt.Sprint("k", i), o.fetch)
+		}
+		time.Sleep(10 * time.Millisecond)
+		if n := o.n.Load(); n == 0 || n > 2 {
+			w.Errorf("%d fetches at once", n)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
+// A value that Redis has disowned between two outages is not served in the second.
+func TestReserveForgetsAValueThatBecamePrivate(t *testing.T) {
+	away(t, policy(), func(w *world, n *network, g *guard.Guard[string]) {
+		s, err := cache.NewRedis(w.server.Client(), cache.Options{Namespace: "test"})
+		must(w, err)
+		other := w.guard(s, policy())
+		get(w, g, "k", (&origin{}).fetch)
+		get(w, g, "k", never)
+		n.cut()
+		get(w, g, "k", never)
+		must(w, other.Delete(ctx, "k"))
+		private := func(_ context.Context, f *guard.Fill[string]) (string, error) {
+			f.Private = true
+			return "private", nil
+		}
+		_, err = other.Load(ctx, "k", private)
+		must(w, err)
+		n.refuses.Store(false)
+		time.Sleep(3 * time.Second) // fake: until the store is at work
+		findBroken(g, 100)
+		_, err = g.Load(ctx, "k", private)
+		must(w, err)
+		n.cut()
+		if r, err := g.Load(ctx, "k", private); err != nil || r.Value != "private" {
+			w.Errorf("%+v, %v", r, err)
+		}
+		must(w, errors.Join(other.Close(), s.Close()))
+	})
+}
+
+func TestReserveLastsThroughOutagesInARow(t *testing.T) {
+	away(t, policy(), func(w *world, n *network, g *guard.Guard[string]) {
+		o := &origin{}
+		for _, key := range []string{"a", "b", "a", "b"} {
+			get(w, g, key, o.fetch)
+		}
+		for range 3 {
+			n.cut()
+			get(w, g, "a", never)
+			n.refuses.Store(false)
+			time.Sleep(3 * time.Second) // fake: until the store is at work
+			findBroken(g, 100)
+			if r := loadFrom(w, g, "a", o); r.Source != guard.FromStore {
+				w.Errorf("%+v", r)
+			}
+		}
+		n.cut()
+		get(w, g, "b", never)
 	})
 }

@@ -56,7 +56,7 @@ func (c *checker) wrong(g *Get) string {
 // ten seconds after Redis is back allow.
 func (c *checker) wrongReserve(g *Get, at Stamp) string {
 	if ch := c.own[ownKey{g.Proc, g.Key}].before(g.Start, at); ch != nil {
-		return fmt.Sprintf("%s, but the process itself called %s at %s, which returned at %s", describe(g.Origin), ch.Op, clock(ch.Start), clock(ch.End))
+		return fmt.Sprintf("%s, but the process itself called %s at %s, which returned at %s, error %q", describe(g.Origin), ch.Op, clock(ch.Start), clock(ch.End), ch.Err)
 	}
 	if age := g.Start.Sub(g.Origin.At); at != forever && age > c.Terms.HardTTL+afterOutage {
 		return fmt.Sprintf("%s, %v before", describe(g.Origin), age)

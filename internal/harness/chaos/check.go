@@ -84,7 +84,7 @@ type checker struct {
 	*History
 	*Verdict
 	barriers map[string]*barriers
-	own      map[ownKey]*barriers // of one process, also those that it could not have acknowledged
+	own      map[ownKey]*barriers // of one process, also those that it has queued
 	sets     map[source]*Change
 	pauses   map[int][]Pause
 	ended    map[int]Stamp    // processes that were killed, or closed
@@ -178,7 +178,7 @@ func (c *checker) change(ch *Change) {
 	if ch.Op == opExpire || ch.End == 0 {
 		return
 	}
-	if kindOf(ch.Key) == kindReserve {
+	if kindOf(ch.Key) == kindReserve && ch.known() {
 		addTo(c.own, ownKey{ch.Proc, ch.Key}, ch, c.firmAt(ch))
 	}
 	if !ch.acknowledged() {

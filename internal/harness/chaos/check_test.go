@@ -80,7 +80,11 @@ func TestCheckFindsWrongValues(t *testing.T) {
 		{"from the reserve, older than a Delete of its own", 1, func(h *chaos.History) {
 			reserved(h, 3)
 		}},
-		{"from the reserve, older than a Delete of its own that failed", 1, func(h *chaos.History) {
+		{"from the reserve, older than a Delete of its own that is queued", 1, func(h *chaos.History) {
+			reserved(h, 3)
+			h.Changes[0].Err = "queued"
+		}},
+		{"from the reserve, older than a Delete of its own that was refused", 0, func(h *chaos.History) {
 			reserved(h, 3)
 			h.Changes[0].Err = "unavailable"
 		}},

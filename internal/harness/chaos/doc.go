@@ -52,7 +52,8 @@
 //     Set before it had stored. Also: a value of another key, a damaged one, or
 //     another caller's private one; and from LoadMany neither value nor error.
 //     A value of the reserve must not be older than a change that the process itself made,
-//     acknowledged or not, nor older than its terms allow with ten seconds more.
+//     or has queued, nor older than its terms allow with ten seconds more. After a change
+//     that Redis refused, the last value may be read again.
 //   - Stuck callers: not back a second after the end of their own context. Time
 //     in which the whole process did not run does not count: a freeze by the
 //     nemesis, or a machine that had no time for it (as the process notices

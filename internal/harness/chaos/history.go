@@ -70,6 +70,13 @@ type Change struct {
 // acknowledged reports whether the change is known to have been carried out.
 func (c *Change) acknowledged() bool { return c.End != 0 && c.Err == "" }
 
+// errQueued is the kind of error of a change that the process will carry out.
+const errQueued = "queued"
+
+// known reports whether the process knows that the key's last value is void: not if the change
+// failed for good, as that value may well be read again.
+func (c *Change) known() bool { return c.acknowledged() || c.Err == errQueued }
+
 // An Event is one that a guard or a store reported.
 type Event struct {
 	Proc  int    `json:"-"`

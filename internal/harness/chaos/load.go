@@ -312,6 +312,7 @@ var errorKinds = []struct {
 	err  error
 	kind string
 }{
+	{guard.ErrQueued, errQueued},
 	{guard.ErrQuarantined, "quarantined"},
 	{guard.ErrWaitTimeout, "wait_timeout"},
 	{guard.ErrFetchTimeout, "fetch_timeout"},
