@@ -80,6 +80,9 @@ func (g *Guard[V]) Delete(ctx context.Context, key string) error {
 // DeleteMany is Delete for many keys, with as few round trips as GetMany. If some can't be
 // deleted the error is a [*BatchError], and the others are.
 func (g *Guard[V]) DeleteMany(ctx context.Context, keys []string) error {
+	if ctx == nil {
+		return g.engine.misused(ctx)
+	}
 	return g.engine.events.batchError(keys, g.change(ctx, store.Delete, keys, nil))
 }
 
@@ -92,6 +95,9 @@ func (g *Guard[V]) Expire(ctx context.Context, key string) error {
 
 // ExpireMany is Expire for many keys. Errors as of DeleteMany.
 func (g *Guard[V]) ExpireMany(ctx context.Context, keys []string) error {
+	if ctx == nil {
+		return g.engine.misused(ctx)
+	}
 	return g.engine.events.batchError(keys, g.change(ctx, store.Expire, keys, nil))
 }
 

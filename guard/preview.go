@@ -19,8 +19,12 @@ import (
 // and [Policy.Tags], and one without a lease are for the callers that came before. So are
 // all values of a guard with [TagsOf].
 //
-// The first call counts. Preview does nothing once the turn is over.
+// The first call counts. Preview does nothing while [Fill.Private] is set, nor once the turn
+// is over.
 func (t *Turn[V]) Preview(value V, tags ...string) {
+	if t.Fill.Private {
+		return
+	}
 	of := &t.t.e.tags // TagsOf may need the whole value
 	t.t.preview(&value, len(tags)+len(t.Fill.Tags)+len(of.own) > 0 || of.of != nil)
 }

@@ -74,6 +74,21 @@ func TestPreviewReachesWaitersOfItsProcess(t *testing.T) {
 	})
 }
 
+func TestPrivateValueHasNoPreview(t *testing.T) {
+	inWorlds(t, func(w *world) {
+		g := w.fleet(1, policy())[0]
+		turn := begin(w, g, "k")
+		waiter := waiting(w, g)
+		turn.Fill.Private = true
+		turn.Preview("private")
+		stillWaits(w, "a waiter", waiter)
+		turn.Fill.Private = false
+		turn.Preview("shared")
+		gets(w, "a waiter", waiter, "preview shared")
+		turn.Release()
+	})
+}
+
 func TestPreviewIsNotForCallersAfterAChange(t *testing.T) {
 	for name, change := range map[string]func(ctx context.Context, g *guard.Guard[string]) error{
 		"delete": func(ctx context.Context, g *guard.Guard[string]) error { return g.Delete(ctx, "k") },

@@ -1056,6 +1056,21 @@ func inBothTimes(t *testing.T, l budget.Limit, test func(t *testing.T, b *budget
 	}
 }
 
+func TestExhaustedErrorTellsTheShareOfItsPriority(t *testing.T) {
+	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Hour, Burst: 10, Reserve: 0.2}, func(t *testing.T, b *budget.Budget) {
+		var e *budget.ExhaustedError
+		for e == nil {
+			_, err := b.Spend(t.Context(), guard.Spending{Cost: 1, Priority: guard.Background})
+			if err != nil && !errors.As(err, &e) {
+				t.Fatal(err)
+			}
+		}
+		if text := e.Error(); !strings.Contains(text, "with a burst of 10, of which background calls may use 6") {
+			t.Error(text)
+		}
+	})
+}
+
 func TestExhaustedErrorTellsWaitAndLimit(t *testing.T) {
 	inBothTimes(t, budget.Limit{Rate: 1, Per: time.Second, Reserve: -1}, func(t *testing.T, b *budget.Budget) {
 		spend(b, guard.Normal)

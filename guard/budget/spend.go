@@ -113,6 +113,9 @@ func (b *Budget) estimate(s guard.Spending) verdict {
 // exhausted is the error of a call with the last verdict v.
 func (b *Budget) exhausted(d demand, v verdict) error {
 	allows := fmt.Sprintf("%d in %v, with a burst of %d", b.limit.Rate, b.limit.Per, b.limit.Burst)
+	if seen := int(b.limit.capacity(d.Priority)); seen > 0 && seen < b.limit.Burst {
+		allows += fmt.Sprintf(", of which %v calls may use %d", d.Priority, seen)
+	}
 	e := &ExhaustedError{Budget: b.name, RetryAfter: v.wait, Allows: allows}
 	switch {
 	case v.full: // a call may end at any time, so the wait is only a poll interval
