@@ -258,15 +258,14 @@ func run(b *testing.B, callers, keys int, do func(context.Context, string) error
 	for i := range names {
 		names[i] = key(i)
 	}
-	// A caller with a request has a context that can end.
-	ctx, cancel := context.WithCancel(b.Context())
-	defer cancel()
 	var left atomic.Int64
 	left.Store(int64(b.N))
 	var wg sync.WaitGroup
 	b.ResetTimer()
 	for range callers {
 		wg.Go(func() {
+			ctx, cancel := context.WithCancel(b.Context()) // as a request has
+			defer cancel()
 			rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 			for left.Add(-1) >= 0 {
 				if err := do(ctx, names[rng.IntN(keys)]); err != nil {

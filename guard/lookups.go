@@ -13,8 +13,8 @@ import (
 // lookups shares the reads of a key among its callers in this process. A caller joins a
 // read that has not been sent: its answer is not older than the call. While a read is
 // under way another one collects the callers that came too late for it. It is sent when that
-// is answered and its callers are awake. So a key costs one read in each round trip, however
-// many callers it has.
+// is answered and most of its callers are awake. So a key costs one read in each round trip,
+// however many callers it has.
 type lookups struct {
 	e      *engine
 	mu     sync.Mutex
@@ -31,6 +31,7 @@ type lookup struct {
 	sent     atomic.Bool
 	answered atomic.Bool // written with lookups.mu held
 	missed   bool        // the lookup stays known after its answer; written before answered
+	rest     int32       // the next read is sent when so many callers are still asleep; as missed
 
 	// done is closed by the answer, or when the store has been silent for so long that the
 	// reserve is looked into. late is made then, and closed by the answer.
@@ -196,6 +197,7 @@ func (lk *lookup) Answered(r *store.Reading, err error) {
 		lk.next = nil
 	}
 	lk.missed = fetched && lk.next == nil && lk.callers > 0
+	lk.rest = max(0, lk.asleep.Load()-fewCallers) / 2
 	wake := lk.endLocked(r, err)
 	var next *lookup
 	if !lk.missed && (fetched || lk.asleep.Load() <= 1) {
@@ -221,10 +223,15 @@ func (ls *lookups) followLocked(lk *lookup) (next *lookup) {
 	return next
 }
 
+// fewCallers are those that wake in less time than a read takes.
+const fewCallers = 64
+
 // woke is called once by each caller that has waited. Several callers of a hit wake before
-// the next read is sent: those that call again at once share it. The last of them sends it.
+// the next read is sent: those that call again at once share it. If there are many, the read
+// is under way while the rest of them wake.
 func (lk *lookup) woke() {
-	if lk.asleep.Add(-1) > 0 || !lk.answered.Load() || lk.missed {
+	asleep := lk.asleep.Add(-1)
+	if !lk.answered.Load() || lk.missed || asleep != lk.rest && asleep != 0 { // 0: a caller may have left just before the answer
 		return
 	}
 	ls := lk.ls

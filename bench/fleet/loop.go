@@ -134,6 +134,8 @@ func (c *child) turn(ctx context.Context, workers []worker, pick func() func() s
 	start := time.Now()
 	for i := range workers {
 		wg.Go(func() {
+			ctx, cancel := context.WithCancel(ctx) // as a request has
+			defer cancel()
 			next, fetch := pick(), peer.Fetch(origin.fetch)
 			w := worker{took: make([]time.Duration, 0, 1024)}
 			for ; !stop.Load(); w.ops++ {
